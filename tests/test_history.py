@@ -158,7 +158,7 @@ def test_the_answer_begins_with_the_newest_change(planted):
 def test_runs_of_another_machine_and_doubtful_clocks_are_no_part_of_a_series(planted, monkeypatch):
     repo, commits, results = planted
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
-    rows = named.rows_of_words([])
+    rows = named.rows_of_names([])
     rows[0]["comparability_id"], rows[1]["script_doubt"], rows[2]["discarded"] = "another", "it lies", True
     (series,) = history.all_series(rows, history.commits_of(repo, "HEAD"), "step_avg_ms")
     assert sum(point.num_runs for point in series.points) == 37

@@ -106,7 +106,7 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     complaint = f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in "
     assert err == f"{complaint}{logs}/console.log: compare and table --group count it once\n"
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
-    rows = [row | {"name": "x"} for row in named.rows_of_words([str(logs / "results")])]
+    rows = [row | {"name": "x"} for row in named.rows_of_names([str(logs / "results")])]
     (group,) = table_groups.groups(rows)
     assert (group["n"], len(group["run_ids"])) == (1, 2)
     (arm, _) = selection.arms_from_words([str(logs / "results" / "imported")] * 2)
@@ -120,7 +120,7 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
     (logs / "other.txt").write_text(LOG.replace("3.2", "7.5"))
     assert import_logs.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
-    groups = table_groups.groups(named.rows_of_words([str(logs / "results")]))
+    groups = table_groups.groups(named.rows_of_names([str(logs / "results")]))
     assert [(group["name"], group["n"]) for group in groups] == [("other", 1), ("whole", 1)]
 
 

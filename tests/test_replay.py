@@ -609,7 +609,7 @@ def _lists_certificates(capsys, published, copy):
     assert head.split()[-1] == "certificate"
     for folder, cell in ((copy, f"2 of 3 {claimed}"), (published, f"  3 {claimed}")):
         assert cell in shown(capsys, "table", "--leaderboard", folder)
-        (row,) = table_groups.groups(named.rows_of_words([str(folder)]))
+        (row,) = table_groups.groups(named.rows_of_names([str(folder)]))
         assert row["certificate"] == cell.strip()
     first, *others = map(str, sorted(published.glob("cpu_nano/*")))
     ((_, compared),) = comparison.compare_arms(selection.arms_from_words([first, "vs", *others]))

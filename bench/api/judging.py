@@ -105,16 +105,16 @@ def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> li
     Replays in a results folder are excluded, as they repeat its runs.
     """
     try:
-        found = named.runs(names)
-        return [path for path in found if path.parent.parent.name != certificates.REPLAYS] or found
+        paths = named.runs(names)
+        return [path for path in paths if path.parent.parent.name != certificates.REPLAYS] or paths
     except ValueError:
-        found = [path for word in named.find(names) for path in word.holders]
-        if folder is None or next(run_folder.find_runs(path for path in found if path.is_dir()), None):
+        paths = [path for word in named.find(names) for path in word.holders]
+        if folder is None or next(run_folder.find_runs(path for path in paths if path.is_dir()), None):
             raise
         from bench.record.importers import dialects, records  # imports numpy, which is not needed to judge records
 
         form = (claims.track_rules(track).rules.logs if track else None) or "modded-nanogpt"
-        for path, part_of in dialects.files_of(found):
+        for path, part_of in dialects.files_of(paths):
             for run, rows in dialects.read_file(path, form, part_of)[0]:
                 records.write(run, rows, folder)
         if not (folders := list(run_folder.find_runs([folder]))):

@@ -170,4 +170,4 @@ def load(*names: tables.Named) -> Runs:
     names: run folders, folders of them, quoted globs, (parts of) run ids, races, RACE:ARM, sweeps, as ./run.sh table
     takes them.  Unreadable runs are omitted and named on standard error.  Raises ValueError if nothing has a name.
     """
-    return Runs(Run(row) for row in named.rows_of_words([name for part in names for name in tables.names_of(part)]))
+    return Runs(Run(row) for row in named.rows_of_names([name for part in names for name in tables.names_of(part)]))

@@ -75,11 +75,11 @@ def _clock(args: argparse.Namespace) -> int:
                 always=True,
             )
             heads = ("", "wall, s", "CPU, s", "CPU of others, s", "read, MiB", "line")
-            lines = [each for each in account["lines"] if each["phase"] in UNTIMED][:MAX_LINES]
-            rows = [[each["phase"], *_numbers(each), ""] for each in account["phases"]]
+            lines = [usage for usage in account["lines"] if usage["phase"] in UNTIMED][:MAX_LINES]
+            rows = [[usage["phase"], *_numbers(usage), ""] for usage in account["phases"]]
             rows += [
-                [each["phase"], *_numbers(each), text_table.middle(off_clock.place_of(each), MAX_CHARS)]
-                for each in lines
+                [usage["phase"], *_numbers(usage), text_table.middle(off_clock.place_of(usage), MAX_CHARS)]
+                for usage in lines
             ]
             print(text_table.render(heads, rows, [False, True, True, True, True, False]), flush=True)
             for sentence in findings[folder.name]:

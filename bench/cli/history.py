@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     repo = Path(working_folder()).absolute()
     commits = history.commits_of(repo, args.rev)
-    series = history.all_series(named.rows_of_words(args.names), commits, args.on)
+    series = history.all_series(named.rows_of_names(args.names), commits, args.on)
     document = history.document(series, f"{repo.name} ({args.rev})")
     for path, text in ((args.html, document.html), (args.badge, lambda: history.badge(series))):
         if path:

@@ -85,8 +85,8 @@ def arm_from_each(names: Sequence[str], on_error: OnError = None) -> list[Arm]:
     selected, arms = _Selected([[word] for word in names], on_error), list[Arm]()
     for group in selected.groups:
         if len(group) == 1 and group[0].race and group[0].arm is None:
-            of_race = _arms_of_race(group[0].race, on_error)
-            arms += [replace(arm, name=f"{group[0].race.name}:{name}") for name, arm in of_race.items()]
+            by_name = _arms_of_race(group[0].race, on_error)
+            arms += [replace(arm, name=f"{group[0].race.name}:{name}") for name, arm in by_name.items()]
         else:
             arms.append(selected.arm(group))
     if not any(arm.rows for arm in arms):

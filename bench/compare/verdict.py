@@ -127,7 +127,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     given = Options(**options)
     plan, names, force = given.plan or {}, given.names, given.force
     answer = eligibility.judge(a_rows, b_rows, names)
-    refusals, loss_refusals = ([*given.not_as_recorded, *found] for found in (answer.refusals, answer.loss_refusals))
+    refusals, loss_refusals = ([*given.not_as_recorded, *faults] for faults in (answer.refusals, answer.loss_refusals))
     answer = answer._replace(refusals=refusals, loss_refusals=loss_refusals)
     shown = force or not answer.refusals
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]

@@ -45,7 +45,7 @@ def _stand_in() -> StandIn:
 
     return StandIn(
         NAME,
-        disable=lambda fn, recursive=True, **more: fn,
+        disable=lambda fn, recursive=True, **kwargs: fn,
         graph_break=nothing,
         assume_constant_result=assume_constant_result,
         utils=StandIn(f"{NAME}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),  # dynamo's default

@@ -103,7 +103,7 @@ def release(name: str) -> None:
     _tell({other: inode for other, inode in _inherited().items() if other != name})
 
 
-def taken(device: gpus.Device) -> str | None:
+def lease_device(device: gpus.Device) -> str | None:
     """Leases a GPU if its memory is free.  Returns None, or why it cannot be used."""
     if not _is_inherited(device.name) and (why := gpus.crowded(device.memory_gib, device.used_memory_gib)):
         return why
@@ -145,7 +145,7 @@ def free(number: int) -> Iterator[list[gpus.Device] | None]:
     """Context that leases `number` visible GPUs with free memory and yields them, or None if there are not enough."""
     before = set(_held)
     try:
-        leased = list(itertools.islice((device for device in gpus.devices() if not taken(device)), number))
+        leased = list(itertools.islice((device for device in gpus.devices() if not lease_device(device)), number))
         yield leased if len(leased) == number else None
     finally:
         for name in _held.keys() - before:

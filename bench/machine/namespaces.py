@@ -174,10 +174,10 @@ def _exit_code(status: int) -> int:
 
 if __name__ == "__main__":
     try:
-        if (given := json.loads(sys.argv[1])) is None:
+        if (request := json.loads(sys.argv[1])) is None:
             refuse_calls()
             os.execv(sys.argv[2], sys.argv[2:])
-        mounts, folder, num_processes = given
+        mounts, folder, num_processes = request
         code = main(mounts, folder, num_processes, sys.argv[2:])
     except OSError as error:
         print(f"no sandbox: {error}", file=sys.stderr)

@@ -54,12 +54,12 @@ def lines_of(source: str) -> list[Line] | None:
     reached: dict[str, set[str]] = {}
     for statement, phase in zip(statements, phases, strict=True):
         _reach(_names(statement), phase, definitions, reached)
-    lines = [Line(phase, each.lineno, _text(each), "", main) for each, phase in zip(statements, phases, strict=True)]
+    lines = [Line(phase, stmt.lineno, _text(stmt), "", main) for stmt, phase in zip(statements, phases, strict=True)]
     for name, nodes in definitions.items():
         phases_of_name = reached.get(name, {TIMED})
         phase = next(phase for phase in (TIMED, PAUSE, BEFORE, AFTER) if phase in phases_of_name)
-        inside = (each for node in nodes if node.body is not body for each in _flat(node.body, DEFINED))
-        lines += [Line(phase, each.lineno, _text(each), name, main) for each in inside]
+        inside = (stmt for node in nodes if node.body is not body for stmt in _flat(node.body, DEFINED))
+        lines += [Line(phase, stmt.lineno, _text(stmt), name, main) for stmt in inside]
     return sorted((line for line in lines if line.text), key=lambda line: line.number)
 
 
@@ -114,10 +114,10 @@ def _text(node: ast.stmt) -> str:
 
 
 def _names(node: ast.stmt | Sequence[ast.stmt]) -> set[str]:
-    nodes = [part for each in ([node] if isinstance(node, ast.stmt) else node) for part in _head(each)]
-    inner = [each for part in nodes for each in ast.walk(part)]
-    names = {each.id for each in inner if isinstance(each, ast.Name)}
-    return names | {each.attr for each in inner if isinstance(each, ast.Attribute)}
+    nodes = [part for stmt in ([node] if isinstance(node, ast.stmt) else node) for part in _head(stmt)]
+    inner = [child for part in nodes for child in ast.walk(part)]
+    names = {child.id for child in inner if isinstance(child, ast.Name)}
+    return names | {child.attr for child in inner if isinstance(child, ast.Attribute)}
 
 
 def _reach(

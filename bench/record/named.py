@@ -232,7 +232,7 @@ def store_of(names: Iterable[str]) -> store.Store:
     return store.opened(folders, functools.partial(report_excluded, "table"))
 
 
-def rows_of_words(names: Iterable[str]) -> list[rows.ListedRow]:
+def rows_of_names(names: Iterable[str]) -> list[rows.ListedRow]:
     """Returns the rows of the runs that names mean (see store_of), sorted by track and time."""
     return listed(store_of(names).rows())
 

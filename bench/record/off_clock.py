@@ -113,7 +113,7 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
         more_s, more_bytes = s - old_s, num_bytes - old_bytes
         if more_s > MIN_S + MIN_FRAC * old_s or more_bytes > MIN_BYTES + MIN_FRAC * old_bytes:
             timed_s = [  # summed over innermost lines: which of them a sample hits is chance
-                sum(used[0] for key, used in each.items() if key[:2] == (TIMED, text)) for each in (theirs, own)
+                sum(used[0] for key, used in side.items() if key[:2] == (TIMED, text)) for side in (theirs, own)
             ]
             is_moved = more_s > MIN_S and timed_s[0] - timed_s[1] > more_s / 2
             how = f"moved out of the timed region (now {phase})" if is_moved else f"more {phase}"
@@ -122,7 +122,7 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
             in_lines[phase] += more_s
     for phase in UNTIMED:
         all_s = [
-            sum(cpu_s(used) for used in each["phases"] if used["phase"] == phase) for each in (candidate, baseline)
+            sum(cpu_s(used) for used in side["phases"] if used["phase"] == phase) for side in (candidate, baseline)
         ]
         more_s = all_s[0] - all_s[1] - in_lines[phase]
         if more_s > 2 * MIN_S + MIN_FRAC * all_s[1]:

@@ -72,7 +72,7 @@ def document(
     folder, at = Path(folder), Path(at or folder)
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
-    more = run_facts.made_of(run)
+    origin = run_facts.made_of(run)
     log = [run_facts.imported_section(run), run_facts.unknown_section(run)] if run_facts.is_imported(run) else []
     blocks: list[Block] = [
         Section("Verdict", _verdict(run)),
@@ -102,7 +102,7 @@ def document(
     ways += [["Race ", _race(run, folder, at)]] if run.get("race") else []
     seed = "" if run["seed"] is None else f" seed {run['seed']}"
     title = f"{run['name']}{seed}, {run['track']}{', imported' if run_facts.is_imported(run) else ''}"
-    about = Shown(run["run_id"] + more, join([tag("code", run["run_id"]), more]))
+    about = Shown(run["run_id"] + origin, join([tag("code", run["run_id"]), origin]))
     return Document(title, [], blocks, about=[about], ways=ways)
 
 

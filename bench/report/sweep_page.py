@@ -70,12 +70,12 @@ def _line(results: Results, key: str) -> Spec:
     some = {x: [row[results.score] for row in runs if row[key] == x] for x in at}
     is_first = [number == 0 or at[number - 1] != x for number, x in enumerate(at)]
 
-    def each(of: Callable[[Sequence[float]], Any]) -> list[Any]:
+    def at_each(of: Callable[[Sequence[float]], Any]) -> list[Any]:
         return [of(some[x]) if first else None for x, first in zip(at, is_first, strict=True)]
 
-    mean = series_of("mean", each(stats.mean), "line")
+    mean = series_of("mean", at_each(stats.mean), "line")
     if len(results.keys) == 1:
-        low, high = ([edges and edges[end] for edges in each(stats.mean_interval)] for end in (0, 1))
+        low, high = ([edges and edges[end] for edges in at_each(stats.mean_interval)] for end in (0, 1))
         mean |= {"low": low, "high": high}
         about = "mean with its 95 % interval (Student's t); points are runs"
     else:

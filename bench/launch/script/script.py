@@ -85,8 +85,8 @@ class Script:
     @property
     def starts(self) -> list[str]:
         """Names of its sources that are started, as far as the settings tell."""
-        words = set(re.findall(r"[\w./-]+", " ".join(self.command or ())))
-        named = {os.path.normpath(word) for word in words} | {f"{word.replace('.', '/')}.py" for word in words}
+        parts = set(re.findall(r"[\w./-]+", " ".join(self.command or ())))
+        named = {os.path.normpath(word) for word in parts} | {f"{word.replace('.', '/')}.py" for word in parts}
         return [name for name in self.sources if name.removeprefix("script/") in {self.file, *named}]
 
     @functools.cached_property

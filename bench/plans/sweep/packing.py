@@ -132,7 +132,7 @@ def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wante
             break
         if not shares[device.number]:
             continue
-        if why := leases.taken(device):
+        if why := leases.lease_device(device):
             say("sweep", f"GPU {device.number} is left out: {why}")
         else:
             places.append((device, shares[device.number]))
