@@ -113,7 +113,7 @@ def test_bytes_that_are_read_before_the_clock_are_counted(baseline, tmp_path):
     reads = f"data = open({str(tmp_path / 'big.bin')!r}, 'rb').read()"
     account = sampled(tmp_path / "run", TEXT.replace("# BEFORE", reads))
     sentences = off_clock.beyond(account, baseline)
-    assert any("40 MiB read more before the clock starts" in sentence for sentence in sentences), sentences
+    assert any("40 MiB read before the clock starts" in sentence for sentence in sentences), sentences
 
 
 # ---- the account, of made samples
@@ -158,6 +158,6 @@ def test_the_audit_of_records_names_the_baseline_first_and_finds_a_daemon(tmp_pa
     assert done.returncode == 1, done.stdout + done.stderr
     moved = "moved out of the timed region (now before the clock starts)"
     assert f"s of CPU time {moved}: train.py:19 rows = table(0.3)" in done.stdout
-    assert re.search(r"0\.\d\d s of CPU time more before the clock starts: train\.py:\d+ time\.sleep\(2\)", done.stdout)
+    assert re.search(r"0\.\d\d s more CPU time before the clock starts: train\.py:\d+ time\.sleep\(2\)", done.stdout)
     alone = real_runs.bench(tmp_path / "results", "audit", str(folders[0]), "--only", "clock", "--only", "held_out")
     assert alone.returncode == 2 and "it cannot be combined with other audits" in alone.stderr

@@ -162,7 +162,7 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", notes=notes)
     left = f"; a reader must decide: {', '.join(names[READER])}" if names[READER] else ""
     if time.get("drift_pct"):
-        notes.append("The runs were not interleaved: that it is faster rests on a machine that did not drift.")
+        notes.append("The runs were not interleaved, so the gain assumes that the machine did not drift.")
     return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", notes=notes)
 
 

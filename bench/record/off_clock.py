@@ -84,11 +84,10 @@ def account(
             totals[key] = [total + added for total, added in zip(totals.get(key, [0] * 4), spent)]
     texts = {name: text.splitlines() for name, text in sources.items()}
     used = [_used(key, total, texts) for key, total in totals.items()]
-    at_lines = [usage for usage in used if usage["file"]]
     order = (BEFORE, TIMED, PAUSE, AFTER)
     return {
         "phases": sorted((usage for usage in used if not usage["file"]), key=lambda usage: order.index(usage["phase"])),
-        "lines": sorted(at_lines, key=cpu_s, reverse=True),
+        "lines": sorted((usage for usage in used if usage["file"]), key=cpu_s, reverse=True),
         "by": "the source" if doubt is None else "the printed lines",
         "doubt": doubt,
     }
@@ -116,9 +115,10 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
                 sum(used[0] for key, used in side.items() if key[:2] == (TIMED, text)) for side in (theirs, own)
             ]
             is_moved = more_s > MIN_S and timed_s[0] - timed_s[1] > more_s / 2
-            how = f"moved out of the timed region (now {phase})" if is_moved else f"more {phase}"
+            cpu = "of CPU time" if is_moved else "more CPU time"
+            when = f"moved out of the timed region (now {phase})" if is_moved else phase
             read = f" and {more_bytes / MIB:.0f} MiB read" if more_bytes > MIB else ""
-            sentences.append((more_s, f"{max(0.0, more_s):.2f} s of CPU time{read} {how}: {place_of(at)}"))
+            sentences.append((more_s, f"{max(0.0, more_s):.2f} s {cpu}{read} {when}: {place_of(at)}"))
             in_lines[phase] += more_s
     for phase in UNTIMED:
         all_s = [
@@ -126,7 +126,7 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
         ]
         more_s = all_s[0] - all_s[1] - in_lines[phase]
         if more_s > 2 * MIN_S + MIN_FRAC * all_s[1]:
-            sentences.append((more_s, f"{more_s:.2f} s of CPU time more {phase}, at no single line"))
+            sentences.append((more_s, f"{more_s:.2f} s more CPU time {phase}, at no single line"))
     return [sentence for _, sentence in sorted(sentences, reverse=True)]
 
 

@@ -191,7 +191,7 @@ class Pivot:
     over: list[str]  # settings that vary within a cell
 
     def text(self, number: float | None, extra_decimals: int = 0) -> str:
-        """Returns a mean or standard deviation as text, with extra_decimals more than its column; "" for None."""
+        """Returns a mean or standard deviation as text, with extra_decimals more than the column has; "" for None."""
         return "" if number is None else number_text(self.value, number, extra_decimals)
 
 

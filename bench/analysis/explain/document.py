@@ -181,8 +181,8 @@ def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
         waited = f"rank {line['rank']}: the others wait {line['wait_ms']:.3f} for it (median), in {collectives}"
         yield Lines([f"{waited}; without that their step would be {line['without_ms']:.3f}"])
         excesses = ", ".join(f"{part} {ms:.3f}" for part, ms in list(line["more"].items())[:3])
-        reasons = [f"{reason['ms']:.3f} more of: {reason['part']}: {_place(reason)}" for reason in line["reasons"][:3]]
-        have = f"it has more than the median of the others of: {excesses or 'nothing that was recorded'}"
+        reasons = [f"{reason['ms']:.3f} more in {reason['part']}: {_place(reason)}" for reason in line["reasons"][:3]]
+        have = f"longer than the median of the other ranks: {excesses or 'nothing that was recorded'}"
         yield Bullets([have, *reasons])
 
 

@@ -84,8 +84,8 @@ def explain_paths(
 def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path | str]) -> dict[str, Any] | None:
     """Returns account.difference() of two traces, with "files": [RUN/traces/FILE of each]; None without traces.
 
-    They are of the first run of each arm that has traces: two files of one name, so of the same window and rank, if
-    there are any, else the first of each.
+    It compares the first run with traces of each arm: two files with the same name, and so of the same window and
+    rank, if there are any, otherwise the first file of each.
     """
     a, b = first_traced(a_folders), first_traced(b_folders)
     if a is None or b is None:

@@ -168,7 +168,7 @@ def flags(pull: PullRequest) -> Answer:
     if unexpected:
         return FAIL, f"its source sets {some(unexpected, 4)}"
     kept = f"; {some(sorted(not_allowed), 3)} as in the baseline" if not_allowed else ""
-    return PASS, f"its source sets {'no other' if own else 'none'}{kept}; what it sets unseen, a rerun shows"
+    return PASS, f"its source sets {'no other' if own else 'none'}{kept}; a rerun shows those that it does not name"
 
 
 def same_hardware(pull: PullRequest) -> Answer:

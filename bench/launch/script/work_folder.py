@@ -164,8 +164,8 @@ def doubts(script: Script, work: Path, opened: Iterable[str]) -> list[str]:
     names = {os.path.relpath(path, root) for path in opened if path.startswith(root + os.sep)}
     names = {name for name in names if name.endswith(".py") and f"script/{name}" in script.sources}
     if script.is_rooted and names:
-        installed = "as where it is installed in place (pip install -e): no copy of the run's own"
-        sentences.append(f"it ran {min(names)} of script.root itself, {installed}")
+        installed = "as a package installed in place (pip install -e) does"
+        sentences.append(f"it ran {min(names)} of script.root itself instead of the run's copy, {installed}")
     return sentences
 
 

@@ -167,7 +167,7 @@ def named(name: str) -> Size:
 
 
 def fitted(rungs: Iterable[Rung], size: Size, user_overrides: Sequence[str]) -> list[Fitted]:
-    """Returns each rung at this size. user_overrides: of every rung; they win over the size's."""
+    """Returns each rung at this size. user_overrides: settings of every rung, which win over the size's."""
     pairs = [_fitted(rung, size, user_overrides) for rung in rungs]
     faults = iter(own_model.faults_of_configs([config for _, config in pairs if config is not None]))
     return [fit if config is None else replace(fit, fault="; ".join(next(faults)) or None) for fit, config in pairs]
