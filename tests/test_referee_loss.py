@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import re
+from unittest import mock
 
 import pytest
 import staged
@@ -12,6 +14,7 @@ import models
 from bench.base import stats
 from bench.record import run_folder, validity
 from bench.training import referee_loss as referee
+from bench.training import run
 from bench.training.referee_loss import NoLogits, RefereeLoss
 from models.base import LanguageModel
 
@@ -178,15 +181,31 @@ def test_a_model_that_begins_trained_is_doubted(monkeypatch):
     assert "its loss at step 0 is already" in doubt and "0.95 * ln(257) = 5.272" in doubt
 
 
-def test_without_logits_a_run_ends_before_its_first_step_but_on_track_free(monkeypatch):
+NINE = "they are (8, 128, 9) for tokens of (8, 128) and a vocabulary of 257"
+
+
+@pytest.mark.parametrize("logits, why", [(None, "it has none"), (lambda *args: HONEST(*args)[..., :9], NINE)])
+def test_without_logits_a_run_ends_before_its_first_step_but_on_track_free(logits, why, monkeypatch):
     monkeypatch.setattr(models.load("gpt2"), "forward", forward_of)
-    monkeypatch.delattr(models.load("gpt2"), "logits")
+    monkeypatch.setattr(models.load("gpt2"), "logits", logits)
     trainer, log, _ = staged.trainer_of(*staged.SMALL)
     loss = RefereeLoss(trainer, is_required=True)
-    with pytest.raises(NoLogits, match=r"model.arch=gpt2: its logits\(tokens_BT\) cannot be used \(it has none\)"):
+    with pytest.raises(NoLogits, match=re.escape(f"model.arch=gpt2: its logits(tokens_BT) cannot be used ({why})")):
         loss.at_start()
     facts, faults = judged(trainer, log, is_required=False)
-    assert facts["not_checked"] == "it has none" and faults == ([], [])
+    assert facts["not_checked"] == why and faults == ([], [])
+
+
+def test_what_the_logits_before_the_first_step_took_is_free_before_the_warm_up(monkeypatch):
+    """Else it stays reserved, and the first steps ask the driver for the memory that it displaced."""
+    calls, rank = mock.MagicMock(), mock.MagicMock(times={}, referee={})
+    calls.warm_up.return_value = {"causality": {"found": "causal", "why": None, "sdpa_backends": []}}
+    rank._trainer.warm_up = calls.warm_up
+    monkeypatch.setattr(run, "RefereeLoss", lambda *_, **__: calls)
+    monkeypatch.setattr(run, "StepLog", mock.Mock())
+    monkeypatch.setattr(torch.cuda, "empty_cache", calls.empty_cache)
+    run.Run._warm_up(rank)
+    assert [call[0] for call in calls.method_calls] == ["at_start", "empty_cache", "warm_up"]
 
 
 def test_logits_that_fail_at_the_end_make_the_run_suspect(monkeypatch):
@@ -209,15 +228,6 @@ def test_logits_that_fail_at_the_end_make_the_run_suspect(monkeypatch):
     facts, (invalid, doubts) = judged(trainer, log)
     assert invalid == [] and doubts == ["its loss was not checked: MemoryError: planted"]
     assert facts["random_tokens"] is None and facts["checked"] == []
-
-
-def test_logits_of_another_shape_are_none(monkeypatch):
-    monkeypatch.setattr(models.load("gpt2"), "forward", forward_of)
-    monkeypatch.setattr(models.load("gpt2"), "logits", lambda self, tokens_BT: HONEST(self, tokens_BT)[..., :9])
-    trainer, _, _ = staged.trainer_of(*staged.SMALL)
-    with pytest.raises(NoLogits, match=r"they are \(8, 128, 9\) for tokens of \(8, 128\) and a vocabulary of 257"):
-        RefereeLoss(trainer, is_required=True).at_start()
-    trainer.close()
 
 
 def test_it_leaves_weights_randomness_and_training_alone():

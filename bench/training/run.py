@@ -133,6 +133,9 @@ class Run:
         self.times["build_s"] = time.perf_counter() - started_s
 
     def _warm_up(self) -> None:
+        self._referee_loss = RefereeLoss(self._trainer, is_required=self.config.track.name != "free")
+        self._referee_loss.at_start()
+        torch.cuda.empty_cache()  # a row's logits may be larger than all of a step; what the warm-up leaves fits steps
         log = StepLog(self.marks, self.ranks.device, self.config.goal.num_steps)
         self._trainer.attach(InstrumentSet(essential=log), log)
         self.instruments.on_warmup_start()
@@ -145,8 +148,6 @@ class Run:
             facts = {"instrument": "causality guard", "edge": "warmup", "error": self.times["causality"]}
             self.instruments.warnings.append(facts)
         self.instruments.on_warmup_end()
-        self._referee_loss = RefereeLoss(self._trainer, is_required=self.config.track.name != "free")
-        self._referee_loss.at_start()
         gc.collect()
         self.peaks.reset()
         distributed.set_timeout(self.config.hardware.collective_timeout_s)
