@@ -369,7 +369,7 @@ def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, a
         events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 800)
         traces.write(folders[0] / "traces" / "look_rank0.pt.trace.json.gz", events)
     assert explain.main(["r1:A", "r1:B"]) == 0
-    assert "The race itself shows the opposite, a step of" in capsys.readouterr().out
+    assert "The means of the race differ the other way, a step of" in capsys.readouterr().out
 
 
 # ---- logs of other harnesses

@@ -215,7 +215,7 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     doubt = []
     if (race_ms := difference.get("race_step_ms")) and (race_ms[1] - race_ms[0]) * difference["change_ms"] < 0:
         measured = f"a step of {format_ms(race_ms[0])} in A and of {format_ms(race_ms[1])} in B"
-        doubt = [f"The race itself shows the opposite, {measured}, so its looks do not explain it."]
+        doubt = [f"The means of the race differ the other way, {measured}, so its looks do not explain it."]
     steps = f"a step takes {format_ms(a_ms)} in A and {format_ms(b_ms)} in B: {change}"
     return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", notes=[*doubt, *_causes(difference)])
 
