@@ -116,7 +116,7 @@ def _jobs_of_side(name: str) -> list[Job]:
 
 
 def _race_step_ms(names: Sequence[str]) -> list[float] | None:
-    """Returns the mean time of a step in two arms of one race, or None if these are none or an arm has no times."""
+    """Returns the mean time of a step in two arms of one race, or None if they are not that or lack times."""
     meant = [named.find([name])[0] for name in names]
     if len(meant) != 2 or not all(match.arm for match in meant) or meant[0].race != meant[1].race:
         return None

@@ -68,7 +68,7 @@ class Experts(NamedTuple):
     num_bytes: int
 
     def needs(self, facts: dict[str, Any]) -> Needs:
-        """Returns FLOPs and bytes: at least as many experts are read as one token has."""
+        """Returns FLOPs and bytes; as few experts are read as possible, those of one token."""
         num_tokens = facts["shapes"][0][0]
         return 2 * num_tokens * self.num_chosen * self.num_weights, self.num_chosen * self.num_bytes
 

@@ -49,7 +49,7 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Nccl:
-    """GPUs joined by one link in a node, by another between nodes; network None: one node.  name: as for --link."""
+    """GPUs joined by one link in a node and another between nodes.  network None: one node.  name: as for --link."""
 
     node: str
     network: str | None = None

@@ -132,7 +132,7 @@ def _cut(ranks: Sequence[int], ms: tuple[float, float]) -> Pair:
 
 
 def _cpu(num_processes: int, measured_ms: float) -> Pair:
-    """Returns a pair of CPU times: of three runs each, in turn, on two cores shared with other programs."""
+    """Returns a pair of times on a CPU: three interleaved runs each, on two cores shared with other programs."""
     step = Step(115.2, 1, replicated_ms=2.7)  # optimizer: 2.3 % of the step
     source = "this project: experiment=smoke, hardware.num_threads=1 hardware.micro_batch_seqs=2, November 2026"
     return Pair("cpu", source, "AMD EPYC", step, num_processes, measured_ms, about="without communication")

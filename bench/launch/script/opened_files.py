@@ -69,7 +69,7 @@ class OpenedFiles:
         return sorted(private.redact(plain_file.name_in_utf8(name), REPO) for name in names)[:MAX_SHOWN]
 
     def doubts(self) -> list[str]:
-        """Returns sentences: it opened other data than the track's, or never the track's, or unknown sources.
+        """Returns a sentence for each doubt: other data than the track's, none of the track's, or unknown sources.
 
         If the track fixes no data (are_own_data), the script's own are as good, and only the sources matter.
         """

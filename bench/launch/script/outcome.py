@@ -187,7 +187,7 @@ class Printed(NamedTuple):
 
 
 def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
-    """Reads what a script has printed; None if no line is of a step.  lines: as Output.lines."""
+    """Reads what a script has printed; None if no line reports a step.  lines: as Output.lines."""
     runs, file_facts = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
     if not runs or dialect is None:
         return None

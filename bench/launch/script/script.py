@@ -84,7 +84,7 @@ class Script:
 
     @property
     def starts(self) -> list[str]:
-        """Names of its sources that are started, as far as the settings tell."""
+        """The names of those of its sources that the settings start."""
         parts = set(re.findall(r"[\w./-]+", " ".join(self.command or ())))
         named = {os.path.normpath(word) for word in parts} | {f"{word.replace('.', '/')}.py" for word in parts}
         return [name for name in self.sources if name.removeprefix("script/") in {self.file, *named}]

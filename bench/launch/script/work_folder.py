@@ -158,7 +158,7 @@ def changed(script: Script, work: Path) -> list[str]:
 
 
 def doubts(script: Script, work: Path, opened: Iterable[str]) -> list[str]:
-    """Returns sentences: a source changed, or a source ran that is not its copy.  opened: as in keep_used()."""
+    """Returns a sentence for each changed source, and one if sources ran from elsewhere.  opened: as in keep_used()."""
     sentences = [f"{name} changed while it ran" for name in changed(script, work)]
     root = os.path.realpath(script.root)
     names = {os.path.relpath(path, root) for path in opened if path.startswith(root + os.sep)}

@@ -102,7 +102,7 @@ def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -
     known_s = earlier_s({job.config.track.name for job in jobs.values()}, ids.values())
 
     def run_s(fit: Fitted) -> float:
-        """Returns seconds of a run: known, else as the other rungs', else the size's guess, else the record's."""
+        """Returns the seconds of a run: as measured, or estimated from other rungs, the size's guess or the record."""
         if known_s:
             return known_s.get(ids[fit.rung.arm], sum(known_s.values()) / len(known_s))
         return START_S + S_PER_MIN * (fit.rung.minutes or 0.0) if size.guess_s is None else size.guess_s

@@ -132,7 +132,7 @@ def _timeline(device: str, allocations: list[Allocation], start_bytes: int | Non
 
 
 def page_of_trace(path: Path, title: str, about: str) -> tuple[str, dict[str, Timeline]]:
-    """Returns (HTML, {device: Timeline}) of a trace file, gzipped or not; if max_mib cut it, as far as it goes."""
+    """Returns (HTML, {device: Timeline}) of a trace file, gzipped or not, up to where max_mib cut it."""
     content = path.read_bytes()
     timelines, phases = read(gzip.decompress(content) if path.suffix == ".gz" else content)
     return page_of(title, about, timelines, phases), timelines
