@@ -52,14 +52,14 @@ def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, capsy
 def test_a_table_is_that_of_the_command(raced, capsys):
     options = {"where": ["val_loss<9"], "group": True, "sort": "-train_s_mean"}
     table = api.table(*raced[0], *map(Path, raced[1]), **options)
-    given = [*raced[0], *raced[1], "--where", "val_loss<9", "--group", "--sort", "-train_s_mean"]
-    assert f"{table}\n" == printed(table_cli.main, capsys, *given)
-    assert table.to_dict() == json.loads(printed(table_cli.main, capsys, *given, "--json"))
+    arguments = [*raced[0], *raced[1], "--where", "val_loss<9", "--group", "--sort", "-train_s_mean"]
+    assert f"{table}\n" == printed(table_cli.main, capsys, *arguments)
+    assert table.to_dict() == json.loads(printed(table_cli.main, capsys, *arguments, "--json"))
     assert api.table(api.load(), **options).to_dict() == table.to_dict()  # Runs are names too
     assert len(api.sql("SELECT 1 FROM runs", api.load()[:3])) == len(api.load(api.load()[:3])) == 3
     with pytest.raises(ValueError, match="there is no run in this list"):
         api.table(api.load()[:0])
-    assert table.to_markdown() + "\n" == printed(table_cli.main, capsys, *given, "--md")
+    assert table.to_markdown() + "\n" == printed(table_cli.main, capsys, *arguments, "--md")
     slow, fast = (row["train_s_mean"] for row in table.to_dict())
     assert (len(table), slow, fast) == (2, pytest.approx(10.0, 0.01), pytest.approx(9.0, 0.01))
     assert "<table" in table._repr_html_()

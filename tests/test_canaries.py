@@ -69,9 +69,9 @@ def checkout(tmp_path_factory):
     return checkout
 
 
-def bench(checkout, *arguments, **more):
+def bench(checkout, *arguments, **environ):
     env = os.environ | {"SPEEDRUN_DATA": str(real_runs.REPO / ".data"), "MY_TOKEN": f"{CANARY}-of-the-shell"}
-    env = {name: value for name, value in env.items() if name not in ("SPEEDRUN_RESULTS", "SPEEDRUN_CWD")} | more
+    env = {name: value for name, value in env.items() if name not in ("SPEEDRUN_RESULTS", "SPEEDRUN_CWD")} | environ
     command = [sys.executable, "-m", "bench", *map(str, arguments)]
     return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=300)
 

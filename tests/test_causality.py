@@ -38,9 +38,9 @@ def ways_of(model, num_rows=2, seq_len=16, autocast=contextlib.nullcontext, call
     ]
 
 
-def checked(model, autocast=contextlib.nullcontext, vocab_size=64, num_rows=2, seq_len=16, seed=0, **how):
-    is_compiled, has_noise = how.pop("is_compiled", False), how.pop("has_noise", True)
-    ways = ways_of(model, num_rows, seq_len, autocast, **how)
+def checked(model, autocast=contextlib.nullcontext, vocab_size=64, num_rows=2, seq_len=16, seed=0, **options):
+    is_compiled, has_noise = options.pop("is_compiled", False), options.pop("has_noise", True)
+    ways = ways_of(model, num_rows, seq_len, autocast, **options)
     return causality.check(model, ways, vocab_size, CPU, seed, is_compiled, has_noise)
 
 

@@ -78,7 +78,7 @@ def test_fewer_compilations_than_the_track_asks_are_refused(results, monkeypatch
 def test_a_compilation_that_found_compiled_code_is_refused(results, monkeypatch, cache, is_refused):
     """script.env or the arm's own code may name another TORCHINDUCTOR_CACHE_DIR, which all compilations then share."""
     add, change = results.add, lambda run: run["measured"].update(compile_cache=cache)
-    monkeypatch.setattr(results, "add", lambda *args, **more: add(*args, **more, change=change))
+    monkeypatch.setattr(results, "add", lambda *args, **options: add(*args, **options, change=change))
     faults = failed(results.race(monkeypatch, "n=3", "compilations=3"))
     assert ("was to compile afresh and found compiled code" in faults.get("the runs follow the plan", "")) == is_refused
 

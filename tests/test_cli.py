@@ -211,7 +211,7 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     monkeypatch.setattr(points, "prepare", job)
     reads = []
     read_rows = store.read_rows
-    monkeypatch.setattr(store, "read_rows", lambda paths, **more: reads.append(1) or read_rows(paths, **more))
+    monkeypatch.setattr(store, "read_rows", lambda paths, **options: reads.append(1) or read_rows(paths, **options))
     kept = [results.add(seed, change=change, source="4") for seed, change in ((0, suspect), (1, suspect), (1, None))]
     assert run_verb.main(["-m", "seed=0,1"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()

@@ -105,8 +105,8 @@ def test_a_program_of_a_copy_that_is_not_told_its_checkout_refuses_to_start(cach
         command = [sys.executable, "-m", "bench", "data", "show"]
         refused = subprocess.run(command, cwd=copy, env=variables, capture_output=True, text=True)
         assert refused.returncode == 1 and f"{copy} is a read-only copy" in refused.stderr, refused.stderr
-        told = subprocess.run(command, cwd=copy, env=variables | {paths.CHECKOUT: str(REPO)}, capture_output=True)
-        assert told.returncode == 0, told.stderr
+        done = subprocess.run(command, cwd=copy, env=variables | {paths.CHECKOUT: str(REPO)}, capture_output=True)
+        assert done.returncode == 0, done.stderr
         assert code_copy.is_whole(copy)
 
 

@@ -460,10 +460,10 @@ def killed_at(number, into, *places):
         left = itertools.count(1)
 
         def mortal(step):
-            def counted(*args, **more):
+            def counted(*args, **options):
                 if next(left) == number:
                     os.kill(os.getpid(), signal.SIGKILL)
-                return step(*args, **more)
+                return step(*args, **options)
 
             return counted
 
@@ -529,7 +529,7 @@ def test_a_place_that_is_none_is_refused_in_a_line(tmp_path, word, why, capsys):
 def test_a_scheme_whose_package_is_missing_says_which(tmp_path, monkeypatch, capsys):
     import fsspec
 
-    def absent(*args, **more):
+    def absent(*args, **options):
         raise ImportError
 
     monkeypatch.setattr(fsspec, "filesystem", absent)
@@ -579,8 +579,8 @@ class Anyone(asyncssh.SSHServer):
         return False
 async def serve():
     key = asyncssh.generate_private_key("ssh-ed25519")
-    more = {"server_host_keys": [key], "server_factory": Anyone, "sftp_factory": True}
-    server = await asyncssh.listen("127.0.0.1", 0, **more)
+    options = {"server_host_keys": [key], "server_factory": Anyone, "sftp_factory": True}
+    server = await asyncssh.listen("127.0.0.1", 0, **options)
     print(server.get_port(), key.export_public_key().decode(), flush=True)
     await server.wait_closed()
 asyncio.run(serve())

@@ -42,7 +42,7 @@ dynamo.cache_size_limit = 64  # listed under its own name
 """
 WHILE_COMPILING = """
 import torch._inductor.config as inductor, torch._inductor.compile_fx as compile_fx
-compile_fx.compile_fx = lambda graph, *args, **more: graph.forward
+compile_fx.compile_fx = lambda graph, *args, **options: graph.forward
 with inductor.patch(max_autotune=True):
     torch.compile(lambda x: x + 1)(torch.ones(2))
 assert inductor.max_autotune is False

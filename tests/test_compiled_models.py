@@ -55,12 +55,12 @@ def assert_same_compiled(model, tokens_BT):
     """Compares logits, and their gradients where those are on.  Returns the backend."""
     backend = Backend()
     plain_BTV = model.logits(tokens_BT)
-    found_BTV = torch.compile(model.logits, dynamic=False, backend=backend)(tokens_BT)
-    assert torch.allclose(found_BTV, plain_BTV, rtol=0, atol=2e-5 * plain_BTV.abs().max().item())
+    compiled_BTV = torch.compile(model.logits, dynamic=False, backend=backend)(tokens_BT)
+    assert torch.allclose(compiled_BTV, plain_BTV, rtol=0, atol=2e-5 * plain_BTV.abs().max().item())
     if not torch.is_grad_enabled():
         return backend
     weights_BTV = test_ladder.hashed(plain_BTV.shape, 0)
-    assert_near(gradients(model, (found_BTV * weights_BTV).sum()), gradients(model, (plain_BTV * weights_BTV).sum()))
+    assert_near(gradients(model, (compiled_BTV * weights_BTV).sum()), gradients(model, (plain_BTV * weights_BTV).sum()))
     return backend
 
 
@@ -91,8 +91,8 @@ def test_the_mask_that_was_lost_once_would_be_seen(rung, monkeypatch):
     plant_lost_masks(monkeypatch)
     model, tokens_BT = made(rung), test_ladder.batch(rung)[0]
     with torch.no_grad():
-        found_BTV = torch.compile(model.logits, dynamic=False, backend="eager")(tokens_BT)
-        assert (found_BTV - model.logits(tokens_BT)).abs().max() > 0.01
+        compiled_BTV = torch.compile(model.logits, dynamic=False, backend="eager")(tokens_BT)
+        assert (compiled_BTV - model.logits(tokens_BT)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern", "windowed"])

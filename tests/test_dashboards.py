@@ -85,8 +85,8 @@ def test_exporters_change_no_id_and_no_protocol(tmp_path):
     """Two runs that differ in them alone are repeats, and their times may be compared."""
     env = environment.environment() | {"env": {}}
     records = []
-    for more in ([], ["exporters=[wandb,mlflow]", "exporters.wandb.project=mine"]):
-        record = initial_record.record_of(prepare([*SHORT, *more]), env, ["run"])
+    for overrides in ([], ["exporters=[wandb,mlflow]", "exporters.wandb.project=mine"]):
+        record = initial_record.record_of(prepare([*SHORT, *overrides]), env, ["run"])
         records.append(record | {"environment": record["environment"] | {"torch": "2"}})
     bare, exported = records
     assert exported["exporters"]["wandb"] == {"project": "mine", "entity": None, "mode": "offline"}
@@ -131,8 +131,8 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
     assert "no export to wandb: ZeroDivisionError" in capsys.readouterr().out
     expected = "ZeroDivisionError: division by zero"
     assert json.loads((run / "dashboards" / "dashboards.json").read_text())["wandb"]["error"] == expected
-    said_and_done = lambda exported, settings: print("their own words") or {"folder": "x"}  # noqa: E731
-    monkeypatch.setitem(dashboards.EXPORT, "wandb", said_and_done)
+    prints_and_exports = lambda exported, settings: print("their own words") or {"folder": "x"}  # noqa: E731
+    monkeypatch.setitem(dashboards.EXPORT, "wandb", prints_and_exports)
     assert verb.main([str(run), "--to", "wandb", "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.err == "their own words\n"
@@ -149,13 +149,13 @@ def test_an_export_after_the_run_that_hangs_or_fails_is_said_and_never_raised(ru
     chosen = {"mlflow": {"tracking_uri": "postgresql://ada:secret@db/runs", "experiment": None}, "wandb": {}}
     commands = []
 
-    def hangs(*args, **more):
+    def hangs(*args, **options):
         raise subprocess.TimeoutExpired("export", dashboards.TIMEOUT_S)
 
     monkeypatch.setattr(subprocess, "run", hangs)
     dashboards.after_run(run, chosen, log.append)
     done = subprocess.CompletedProcess([], 1, "something\nrun: no export to mlflow: OSError: full\n", "")
-    monkeypatch.setattr(subprocess, "run", lambda command, **more: commands.append(command) or done)
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: commands.append(command) or done)
     dashboards.after_run(run, chosen, log.append)
     assert commands[0][-2:] == ['--set=tracking_uri="postgresql://ada:secret@db/runs"', "--set=experiment=null"]
     assert len(log) == 2 and log[0].startswith("no export to mlflow: TimeoutExpired") and "OSError: full" in log[1]

@@ -97,19 +97,19 @@ def made(tmp_path_factory):
     (race,) = (results / "races").iterdir()
     runs = sorted(map(str, (REPO / "results/published/cpu_nano-gpt2-adamw/cpu_nano").glob("2*")))
     (folder / "some.pickle").write_bytes(pickle.dumps(snapshots.training()))
-    meant = {"RUN": [str(first)], "RUN...": runs, "RACE": [race.name], "A": runs[:1], "B": runs[1:2]}
+    stand_ins = {"RUN": [str(first)], "RUN...": runs, "RACE": [race.name], "A": runs[:1], "B": runs[1:2]}
     arms = {f"RACE:{arm}": [f"{race.name}:{arm}"] for arm in "AB"}
-    return folder, meant | arms | {"PLACE...": ["results"], "DIR": ["dir"]}
+    return folder, stand_ins | arms | {"PLACE...": ["results"], "DIR": ["dir"]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", DONE)
 def test_a_line_of_the_docs_does_its_work(line, made):
     """RUN, RACE, A and the like stand for what was made; what would train for longer is a dry run."""
-    folder, meant = made
+    folder, stand_ins = made
     if "judge" in line or "verify" in line or "publish" in line:
-        meant = meant | {"RUN": meant["A"]}
-    arguments = [part for word in shlex.split(line)[1:] for part in meant.get(word, [word])]
+        stand_ins = stand_ins | {"RUN": stand_ins["A"]}
+    arguments = [part for word in shlex.split(line)[1:] for part in stand_ins.get(word, [word])]
     if DRY.match(line) and line not in ARE_SHORT and "--dry-run" not in arguments:
         arguments += ["--dry-run", *["--anyway"] * ("HEAD" in arguments)]  # commits may differ in documentation alone
     done = real_runs.bench(folder / "results", *arguments, SPEEDRUN_CWD=str(folder))

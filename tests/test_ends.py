@@ -27,36 +27,36 @@ def files(folder):
     }
 
 
-def bring_to_an_end(running, how):
-    if how == "SIGTERM":
+def bring_to_an_end(running, ending):
+    if ending == "SIGTERM":
         running.process.terminate()
-    elif how == "agent":
+    elif ending == "agent":
         (agent,) = running.pids("torch.distributed.run")
         os.kill(agent, signal.SIGKILL)
-    elif how == "launcher":
+    elif ending == "launcher":
         running.process.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "num_ranks"),
+    ("ending", "num_ranks"),
     [("SIGTERM", 1), ("launcher", 1), ("SIGTERM", 2), ("timeout", 2), ("agent", 2), ("launcher", 2)],
 )
-def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, how, num_ranks):
-    with stopped(tmp_path, how, num_ranks) as running:
-        if how != "launcher":
+def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, ending, num_ranks):
+    with stopped(tmp_path, ending, num_ranks) as running:
+        if ending != "launcher":
             assert scripted.pids(tmp_path) == []  # at once: the launcher has waited for it
         assert running.all_gone()
         run, before = real_runs.run_json(running.folder), files(running.folder)
         time.sleep(0.7)  # longer than a step or a sample of telemetry
         assert files(running.folder) == before
-    assert run["failure"]["kind"] == ENDS[how]
+    assert run["failure"]["kind"] == ENDS[ending]
     assert run_folder.listed(running.folder) == run["artifacts"]
     assert not any(path.name.startswith(".") for path in before)
 
 
 @contextlib.contextmanager
-def stopped(base, how, num_ranks):
+def stopped(base, ending, num_ranks):
     """A run whose ranks were stopped, and which then came to this end."""
 
     def stop(running):
@@ -64,27 +64,27 @@ def stopped(base, how, num_ranks):
             os.kill(running.rank_pid(rank), signal.SIGSTOP)
 
     overrides = [f"hardware.num_processes={num_ranks}"]
-    if how == "timeout":
+    if ending == "timeout":
         with real_runs.in_time(base, "hardware.wall_timeout_s", (5, 40), stop, *overrides) as (running, *_):
             yield running
         return
     with real_runs.Background(base, *overrides) as running:
         running.wait_for_step(3)
         stop(running)
-        bring_to_an_end(running, how)
+        bring_to_an_end(running, ending)
         running.process.wait(90)
         yield running
 
 
-@pytest.mark.parametrize("how", ["agent", "launcher"])
-def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
+@pytest.mark.parametrize("ending", ["agent", "launcher"])
+def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, ending):
     with real_runs.Background(tmp_path, "instruments=[telemetry]", *real_runs.TWO) as running:
         running.wait_for_step(3)
-        bring_to_an_end(running, how)
+        bring_to_an_end(running, ending)
         running.process.wait(90)
         assert running.all_gone() and scripted.pids(tmp_path) == []
         run = real_runs.run_json(running.folder)
-    assert run["failure"]["kind"] == ENDS[how]
+    assert run["failure"]["kind"] == ENDS[ending]
     assert run_folder.listed(running.folder) == run["artifacts"]
 
 
@@ -197,10 +197,10 @@ class Net(GPT2):
 
 def sleeping(mark):
     """The pids of programs that sleep for this many seconds, a number that only this test uses."""
-    return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _words(path)[1:2] == [str(mark)]]
+    return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _arguments(path)[1:2] == [str(mark)]]
 
 
-def _words(path):
+def _arguments(path):
     with contextlib.suppress(OSError):
         return path.read_bytes().decode().split("\0")
     return []
@@ -213,8 +213,8 @@ def test_a_daemon_of_a_script_ends_with_its_run(tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("how", ["agent", "launcher"])
-def test_a_daemon_ends_with_a_run_that_was_killed(tmp_path, monkeypatch, how):
+@pytest.mark.parametrize("ending", ["agent", "launcher"])
+def test_a_daemon_ends_with_a_run_that_was_killed(tmp_path, monkeypatch, ending):
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
     mark = 6_000_000 + os.getpid()
     (tmp_path / "net.py").write_text(DAEMONS)
@@ -222,10 +222,10 @@ def test_a_daemon_ends_with_a_run_that_was_killed(tmp_path, monkeypatch, how):
     with real_runs.Background(tmp_path / "results", *overrides) as running:
         running.wait_for_step(3)
         assert sleeping(mark)
-        bring_to_an_end(running, how)
+        bring_to_an_end(running, ending)
         running.process.wait(90)
         assert running.all_gone() and sleeping(mark) == []
-        assert real_runs.run_json(running.folder)["failure"]["kind"] == ENDS[how]
+        assert real_runs.run_json(running.folder)["failure"]["kind"] == ENDS[ending]
 
 
 @slow

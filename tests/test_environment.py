@@ -85,8 +85,8 @@ def machine(monkeypatch):
     """A function: machine(names, ...) puts these GPUs into this machine; visible="1" sets CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def build(names=(), visible=None, **how):
-        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(names, **how))
+    def build(names=(), visible=None, **facts):
+        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(names, **facts))
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 

@@ -66,8 +66,8 @@ def test_what_starts_the_ranks_ended_from_outside_is_an_interrupted_run(folder, 
 
 
 def test_a_signal_to_torchrun_is_an_interrupted_run_though_it_ends_with_exit_code_1(folder):
-    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 27060 got signal: 15\n"
-    (folder / "logs" / "agent.log").write_text(f"Traceback (most recent call last):\n{told}")
+    line = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 27060 got signal: 15\n"
+    (folder / "logs" / "agent.log").write_text(f"Traceback (most recent call last):\n{line}")
     failure = failures.classify(folder, 1)
     assert (failure["kind"], failure["signal"], failure["exit_code"]) == ("interrupted", "SIGTERM", 1)
 

@@ -282,11 +282,11 @@ def test_what_its_machine_ended_is_raced_again_and_a_failed_run_is_not(results, 
         return change
 
     for number, (kind, attempts) in enumerate([("agent_killed", 2), ("rank_crashed", 1)]):
-        mine = claimed.Results(results / str(number))
-        monkeypatch.setenv("SPEEDRUN_RESULTS", str(mine.folder))
-        add = mine.add
-        mine.add = lambda *args, add=add, kind=kind, **more: add(*args, change=hurt(kind), **more)
-        claimed.Racers(mine, lambda arm, seed: 10.0 + 0.01 * seed).install(monkeypatch)
+        own_results = claimed.Results(results / str(number))
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(own_results.folder))
+        add = own_results.add
+        own_results.add = lambda *args, add=add, kind=kind, **options: add(*args, change=hurt(kind), **options)
+        claimed.Racers(own_results, lambda arm, seed: 10.0 + 0.01 * seed).install(monkeypatch)
         race.main(["A=", "B=optim.beta2=0.99", "n=3"])
-        (folder,) = (mine.folder / "races").glob("*")
-        assert len(race_state.read(folder, mine.folder).slots[3].attempts) == attempts
+        (folder,) = (own_results.folder / "races").glob("*")
+        assert len(race_state.read(folder, own_results.folder).slots[3].attempts) == attempts

@@ -13,7 +13,7 @@ from bench.launch import guard
 PARENT = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-repo, goodbye, more = sys.argv[1], sys.argv[2].encode(), sys.argv[3:-1]
+repo, goodbye, variables = sys.argv[1], sys.argv[2].encode(), sys.argv[3:-1]
 sys.path[:0] = [repo, f"{repo}/tests"]
 import forked
 forked.install()
@@ -23,7 +23,7 @@ signal.signal(signal.SIGTERM, lambda *args: None)
 os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
 command = [sys.executable, "-m", "bench.launch.guard", "FOLDER"]
 env = {name: value for name, value in os.environ.items() if name != "ROOM"}
-env |= {"SPEEDRUN_IN_RUN": "1"} | dict(pair.split("=") for pair in more)
+env |= {"SPEEDRUN_IN_RUN": "1"} | dict(pair.split("=") for pair in variables)
 with subprocess.Popen(command, cwd=repo, env=env, stdin=subprocess.PIPE, start_new_session=True) as child:
     about, wanted = Path(f"/proc/{child.pid}"), sorted(f"{name}={value}" for name, value in env.items())
     while sorted((about / "environ").read_bytes().rstrip(b"\\0").decode().split("\\0")) != wanted:
@@ -46,9 +46,9 @@ print(len(forks))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize(("more", "num_forks"), [((), 2), (("PYTHONHASHSEED=0",), 0)])
-def test_a_fork_is_a_child_as_popen_makes_it_and_another_interpreter_is_none(more, num_forks):
-    command = [sys.executable, "-c", PARENT, str(forked.REPO), guard.GOODBYE.decode(), *more, forked.ROOM]
+@pytest.mark.parametrize(("variables", "num_forks"), [((), 2), (("PYTHONHASHSEED=0",), 0)])
+def test_a_fork_is_a_child_as_popen_makes_it_and_another_interpreter_is_none(variables, num_forks):
+    command = [sys.executable, "-c", PARENT, str(forked.REPO), guard.GOODBYE.decode(), *variables, forked.ROOM]
     env = os.environ | {"ROOM": forked.ROOM}
     done = subprocess.run(command, cwd=forked.REPO, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{num_forks}\n"), done.stderr

@@ -354,7 +354,7 @@ def test_a_budget_shorter_than_a_step_is_refused():
     assert prepare([*overrides, "goal.token_budget=5000"], check_own=False, say=str).config.goal.num_steps == 4
     goal = schema.GoalConfig(num_steps=10, val_tokens=1, val_every_steps=5, flop_budget=7.9)
     known = []
-    assert FinishLine(goal, 2.0, 1, float, lambda *told: known.append(told)).num_steps == 3 and known == [(0, 3)]
+    assert FinishLine(goal, 2.0, 1, float, lambda *horizon: known.append(horizon)).num_steps == 3 and known == [(0, 3)]
     with pytest.raises(ValueError, match=r"goal.flop_budget=7.9: a step of 4 tokens has 8 FLOPs: give more"):
         FinishLine(goal, 2.0, 4, float, print)
 

@@ -79,9 +79,9 @@ def with_code(code):
     return lambda run: run["code"].update(known)
 
 
-def add(results, code, seed, **more):
+def add(results, code, seed, **options):
     """Adds a run of the code in this folder -> its folder."""
-    return results.add(seed, change=with_code(code), **more)
+    return results.add(seed, change=with_code(code), **options)
 
 
 def three(results, code):
@@ -330,8 +330,8 @@ def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results
     planned, places = code_state.source_sha256(code), set()
     monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | {"source_sha256": planned})
 
-    def start(folder, *args, **more):
-        arms.start(folder, *args, **more)
+    def start(folder, *args, **options):
+        arms.start(folder, *args, **options)
         places.add(folder)
         if arms.num_started == 2:
             edit(code)

@@ -369,8 +369,8 @@ def mangled(line, draw):
     """Cuts the line, adds or changes a byte, or puts another line in its middle."""
     at = draw.randrange(len(line) + 1)
     before, after = line[:at], line[at:]
-    more, other = (draw.choice(some).to_bytes() for some in (b"0 :./-xs", b" :9m\xff\x00"))
-    changed = [before, after, before + more + after, before + b"step:5/9 " + after, before + other + after[1:]]
+    inserted, other = (draw.choice(some).to_bytes() for some in (b"0 :./-xs", b" :9m\xff\x00"))
+    changed = [before, after, before + inserted + after, before + b"step:5/9 " + after, before + other + after[1:]]
     return draw.choice([line, line, line, *changed])
 
 
@@ -400,8 +400,8 @@ def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(
 @pytest.mark.parametrize("seed", range(20))
 def test_no_bytes_make_the_importer_fail(seed):
     draw = random.Random(seed)
-    more = "s:1 trl:2.0\ntailavg step:3 x:1\npeak memory allocated: 1 MiB\n"
-    whole = bytearray(f"{HEAD}{run_lines(20)}{more}{RULE}\n".encode())
+    others = "s:1 trl:2.0\ntailavg step:3 x:1\npeak memory allocated: 1 MiB\n"
+    whole = bytearray(f"{HEAD}{run_lines(20)}{others}{RULE}\n".encode())
     pieces = [b"", b"9", b"=", b"\n", b"\r", b":", b"e9", b"-", b".", b" nan", b"\xff\xfe"]
     for _ in range(draw.randrange(1, 60)):
         at = draw.randrange(len(whole))

@@ -264,7 +264,7 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
 def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
     plain = three(results, source="77")
     paths, content = [], plain_file.content  # the store, by which ids are looked up, reads for itself
-    counted = lambda path, *how, **more: paths.append(Path(path)) or content(path, *how, **more)  # noqa: E731
+    counted = lambda path, *args, **options: paths.append(Path(path)) or content(path, *args, **options)  # noqa: E731
     monkeypatch.setattr(plain_file, "content", counted)
     for arguments in ([str(won)], [f"{won.name}:B"], plain):
         paths.clear()

@@ -129,8 +129,8 @@ class Gpus:
     def command(self, *argv, timeout_s=400, **env):
         """Runs a command in the repository, as a user types it -> CompletedProcess."""
         env = real_runs.environment(self.results, **self.env, **env)
-        how = {"cwd": real_runs.REPO, "capture_output": True, "text": True}
-        return subprocess.run(argv, env=env, timeout=timeout_s, **how)
+        options = {"cwd": real_runs.REPO, "capture_output": True, "text": True}
+        return subprocess.run(argv, env=env, timeout=timeout_s, **options)
 
     def run(self, *overrides, **env):
         """Runs ./run.sh run with a small model -> (its folder, CompletedProcess)."""
@@ -144,8 +144,8 @@ class Gpus:
         """A context in which a long run has begun its steps -> (its folder, Popen)."""
         argv = ["./run.sh", "run", *ON_GPUS, "goal.num_steps=100000", "goal.val_every_steps=100000", *overrides]
         env = real_runs.environment(self.results, **self.env, **env)
-        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen(argv, cwd=real_runs.REPO, env=env, **how)
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(argv, cwd=real_runs.REPO, env=env, **options)
         try:
             real_runs.wait_for(lambda: process.poll() is not None or self._has_begun())
             assert process.poll() is None, process.communicate()[0]

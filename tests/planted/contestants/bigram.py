@@ -100,8 +100,8 @@ late_lines = queue.Queue()
 def print_late():
     """Prints each line 30 ms after it was given, in order, from a thread of its own."""
     while True:
-        said_s, text = late_lines.get()
-        time.sleep(max(0.0, said_s + 0.03 - time.perf_counter()))
+        given_s, text = late_lines.get()
+        time.sleep(max(0.0, given_s + 0.03 - time.perf_counter()))
         print(text, flush=True)
         late_lines.task_done()
 
