@@ -122,6 +122,7 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
         ("trained before", {"candidate": f"{SCRIPT}# trained"}, "mean_loss", "FAIL", "loss at step 0 is already 3.900"),
         ("a baseline of wider weights", {"baseline": f"{SCRIPT}# wide"}, "mean_loss", "pass", "below the target"),
         ("one log begins later", {"candidate": f"{SCRIPT}# late"}, "mean_loss", "reader", "a log has no val_loss of"),
+        ("no waiver covers that", {"candidate": f"{SCRIPT}# late"}, "systems_waiver", "pass", "not needed"),
         ("alias", {"candidate": f"{SCRIPT}from torch._inductor import config as c\nc.x = 1"}, "flags", "FAIL", "x"),
         ("a mode", {"candidate": SCRIPT + "torch.compile(table, mode='max')"}, "flags", "FAIL", "compile.mode"),
     ],

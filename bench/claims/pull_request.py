@@ -188,7 +188,7 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     time = (pull.compared or {}).get("time") or {}
     if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
         remedies.append(f"an interleaved race of both on one node: {word} --rerun FOLDER")
-    if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER):
+    if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER) and answers.get("systems_waiver", ("",))[0] != PASS:
         losses = [row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None]
         needed = needed_runs(losses, pull_requests.goal_of(pull), pull.track.p_value)
         supply = f"about {needed} runs of this mean and spread: {word} --rerun FOLDER -- n={needed}"

@@ -125,12 +125,12 @@ def mean_loss(pull: PullRequest) -> Answer:
     starts_nats = _starts_nats(pull.candidate)
     if trained := [nats for nats in starts_nats if nats is not None and validity.is_trained(nats, VOCAB_SIZE)]:
         return FAIL, validity.start_doubt(min(trained), VOCAB_SIZE)
-    if None in starts_nats and pull.baseline and None not in _starts_nats(pull.baseline):
-        return NOT_SHOWN, "a log has no val_loss of step 0, which the baseline's have: was it trained before?"
+    is_unseen = None in starts_nats and pull.baseline is not None and None not in _starts_nats(pull.baseline)
+    unseen = "; a log has no val_loss of step 0, which the baseline's have: was it trained before?" * is_unseen
     shares_code = results["the runs share config and code"]
     if target_rule["passed"] and shares_code["passed"] is False:
         return NOT_SHOWN, f"{target_rule['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
-    return (PASS if target_rule["passed"] else NOT_SHOWN), target_rule["evidence"]
+    return ((READER if unseen else PASS) if target_rule["passed"] else NOT_SHOWN), target_rule["evidence"] + unseen
 
 
 def _starts_nats(side: Side) -> list[float | None]:
@@ -142,8 +142,8 @@ def _starts_nats(side: Side) -> list[float | None]:
 def systems_waiver(pull: PullRequest) -> Answer:
     """Checks, if rule 2 is not shown, whether the waiver for changes to systems alone could apply."""
     word, _ = mean_loss(pull)
-    if word in (PASS, FAIL):
-        return word, "not needed" if word == PASS else "such losses are not waived"
+    if word != NOT_SHOWN:
+        return (FAIL, "such losses are not waived") if word == FAIL else (PASS, "not needed")
     loss, steps = (pull.compared or {}).get("val_loss") or {}, (pull.compared or {}).get("steps")
     if not loss.get("ci95") or not steps:
         return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"
