@@ -85,7 +85,7 @@ def test_a_compiled_rung_is_the_plain_one(rung):
         assert backend.count("argsort") == 4 * num_windows  # four lists of blocks a mask; a mask a window, not a layer
 
 
-# of each way to make masks the first, and the last
+# the first rung of each way to make masks, and the last rung
 @pytest.mark.parametrize("rung", ["r53", *(pytest.param(rung, marks=pytest.mark.slow) for rung in ("r20", "r31"))])
 def test_the_mask_that_was_lost_once_would_be_seen(rung, monkeypatch):
     plant_lost_masks(monkeypatch)

@@ -32,7 +32,7 @@ LINES_OF_BLOCKS = [
     if line.strip()
 ]
 COMMANDS = sorted({(page, line) for page, _, line in LINES_OF_BLOCKS if line.startswith(("./run.sh ", "speedrun "))})
-# of a run whose settings need files of the user's, a package that is no dependency, or GPUs
+# settings that need files of the user's, a package that is no dependency, or GPUs
 OF_USER = re.compile(r"=mine|=ours|two_stages|load|sums|script|my_|cluster|exporters|=gpt2_|empty|/|rendezvous|optuna")
 
 

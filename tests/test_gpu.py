@@ -70,7 +70,7 @@ def test_the_gpu_agrees_with_the_cpu(results):
 
 
 def test_energy_and_clocks_are_the_gpus_own(results):
-    # seconds: power is sampled ten times in one
+    # long enough: power is sampled ten times a second
     folder = new_run(results, "goal.num_steps=2000", "goal.val_every_steps=1000")
     run = real_runs.run_json(folder)
     summary = run["instrument_summaries"]["telemetry"]

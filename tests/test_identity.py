@@ -22,7 +22,7 @@ from bench.plans.sweep import points
 from bench.record import ledger, run_folder
 from bench.record.rows import row_of
 
-# What a rank imports and a change of which changes no run: room or file -> why.
+# Rooms and files that a rank imports, though no change of them changes a run -> why.
 NOT_RACED = {
     "bench/base/atomic.py": "writes records",
     "bench/base/reading": "refuses damaged files; what it lets through is as it was",

@@ -74,7 +74,7 @@ def test_lines_torn_by_another_ranks_output_are_reported_with_their_numbers():
 @pytest.mark.parametrize(
     "line",
     [
-        # no newline between two
+        # the newline between two lines is missing
         "step:2/4 train_time:200ms step_avg:100.00msstep:2/4 val_loss:3.9 train_time:200ms step_avg:100.00ms",
         "step:2/4 train_time:200ms step:3/4 train_time:300ms step_avg:100.00ms",
         "step:2/4 val_loss:4.1 val_loss:4.2 train_time:200ms step_avg:100.00ms",

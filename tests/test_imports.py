@@ -189,7 +189,7 @@ def test_models_know_nothing_of_the_harness():
         assert not any(name.split(".")[0] == "bench" for name in imports(path)), path
 
 
-# one a thing: what a run's words mean, their grammar, a sweep
+# one file each: what a run's words mean, their grammar, a sweep
 KNOW_HYDRA = ("compose", "overrides", "multirun")
 
 
