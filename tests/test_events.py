@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -168,6 +169,16 @@ def test_the_host_distinguishes_computing_from_waiting(context):
     assert columns["cpu_ms"][2] < 25  # of at least 50 ms
     assert set(columns["cpu_ms"]) == {1, 2, 3}
     assert host.summary()["cpu_ms"] == pytest.approx(sum(columns["cpu_ms"].values()))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")
+def test_a_thread_that_ends_while_training_is_left_out(context, monkeypatch):
+    monkeypatch.setattr("bench.training.instruments.host.MAX_THREADS", 1000)  # all, however busy they were
+    stop, (watch, host) = threading.Event(), made(context, host={})
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    run(watch, nothing, lambda: (stop.set(), thread.join()), lambda: computes(30))
+    assert watch.warnings == [] and host.columns()["cpu_ms"][3] > 29
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")

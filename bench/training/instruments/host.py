@@ -50,7 +50,7 @@ class Host(Instrument):
 
     def _read(self) -> list[bytes] | int:
         if self._fds:
-            return [os.pread(fd, 64, 0) for fd in self._fds]
+            return [_schedstat(fd) for fd in self._fds]
         return time.thread_time_ns()
 
     def columns(self) -> dict[str, dict[int, float]]:
@@ -66,7 +66,7 @@ class Host(Instrument):
             # each file is "ns_on_a_cpu ns_on_the_run_queue slices"
             start, end = ([[int(ns) for ns in line.split()[:2]] for line in lines] for lines in (before, after))
             columns["cpu_ms"][row] = (end[0][0] - start[0][0]) / 1e6
-            columns["runqueue_ms"][row] = sum((last[1] - first[1]) / 1e6 for first, last in zip(start, end))
+            columns["runqueue_ms"][row] = sum((last[1] - first[1]) / 1e6 for first, last in zip(start, end) if last)
         return columns
 
     def summary(self) -> dict[str, float | None]:
@@ -78,6 +78,14 @@ class Host(Instrument):
         for fd in self._fds:
             os.close(fd)
         self._fds = []
+
+
+def _schedstat(fd: int) -> bytes:
+    """Returns the content of a thread's schedstat, empty if the thread has ended; the main thread never has."""
+    try:
+        return os.pread(fd, 64, 0)
+    except ProcessLookupError:
+        return b""
 
 
 def _busiest_threads() -> list[Path]:
