@@ -167,7 +167,7 @@ TRACE, WAIT_5 = "+instruments=trace instruments.trace.", "profile.schedule={wait
         (f"{TRACE}active_s=2", "active_s=2: a window by the clock needs its beginning: set first_s too"),
         (f"{TRACE}first_s=2 instruments.trace.every_steps=9", "every_steps=9: first_s is set: use every_s"),
         (f"{TRACE}first_s=-1", "first_s=-1: use a number of seconds, 0 or more"),
-        (f"{TRACE}first_s=2 +instruments=window", "window trace: first_s=2: nobody knows before whether"),
+        (f"{TRACE}first_s=2 +instruments=window", "window trace: first_s=2: whether it overlaps with another"),
         (f"{TRACE}first_s=2 profile.stop_after_window=true", "it has no last step: give first_step instead"),
     ],
 )
@@ -313,5 +313,5 @@ def test_a_script_has_no_window_by_the_clock():
     config = requested_config(["track=cpu_nano", "profile.every=60s"])
     check_clocks(config)
     config.script = schema.ScriptConfig(path="train.py")
-    with pytest.raises(ValueError, match="^instruments.trace.first_s=.*a script has no clock for it: give first_step"):
+    with pytest.raises(ValueError, match="^instruments.trace.first_s=.*a script has no clock for it: use first_step"):
         check_clocks(config)
