@@ -5,20 +5,19 @@ results/ledger.jsonl has a JSON object per line and is only ever appended to:
            first; counter, number: the count of its lines (absent in older ledgers)
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (absent: 1), deviations,
            race (None: in no race), shape_id and floats (bench.config.identity.shape; absent in older ledgers)
-    end    run, status, validity, run_json_sha256, failure (its kind; absent without one and in older ledgers)
+    end    run, status, validity, run_json_sha256, failure (its kind; absent without one and in older ledgers); if two
+           ends without a resume between them differ, nothing vouches for the run's run.json
     checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run continues from the checkpoint
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
     join   firsts, heads: the names of the first and last lines of another folder's ledger, whose lines precede this one
-           (joining.py); each chain is checked on its own
-    opened   the first line of a ledger that begins with a join
+           and are a chain of their own (joining.py)     opened   the first line of a ledger that begins with a join
 
 A line's sha256 covers the rest of the line, so an edited line is detected, and a removed one by the line that names it.
 Each run.json names its start line, so if the end of a ledger was removed, the runs that are present reveal it, and the
 next line's number says how many lines are missing: the count is kept beside the ledger and also in this machine's
-state folder (line_count.py).  If both files are gone, another count begins, which is detected too.  Along the chain,
-times may go back only by as much as clocks disagree.  Two ledgers that grew from one may be concatenated: then two
-lines name the same earlier one.
+state folder (line_count.py).  If both files are gone, another count begins, which is detected too.  Times may go back
+only by as much as clocks disagree.  Where two ledgers that grew from one are concatenated, two lines name one before.
 
 This detects mistakes and edits.  Rewriting a whole ledger together with its count is only detected if an earlier state
 was published (bench/claims/rules/records.py).

@@ -12,7 +12,7 @@ from torch import nn
 from models import modern
 from models.base import LanguageModel, causal_attention, constant_, merge_heads, normal_, split_heads
 
-PART_TOKENS = 8192  # logits of at most 3.1 GiB
+PART_TOKENS = 8192  # of each row: logits of 1.5 GiB in float32
 
 
 @torch.no_grad()
