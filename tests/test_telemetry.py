@@ -485,7 +485,7 @@ def test_a_run_on_two_gpus_is_recorded_with_its_energy_by_step(seen):
     train(watch, context)
     summary, table = telemetry.summary(), telemetry.columns()
     timed_s = sum(end_ns - begin_ns for begin_ns, end_ns in telemetry._spans) / 1e9
-    assert 0.6 <= timed_s < 5
+    assert timed_s >= 0.6  # four steps of 0.15 s, or longer on a loaded machine
     assert summary["energy_j"] == pytest.approx(800 * timed_s, rel=0.03)
     assert summary["mean_power_w"] == pytest.approx(800, rel=0.03)
     assert summary["mean_sm_clock_mhz"] == 1705 and summary["by_device"]["gpu1"]["mean_power_w"] == 300
