@@ -1,14 +1,14 @@
 """Architectures, optimizers and learning rate schedules, each found by the name of its file.
 
   models/NAME.py             MODEL(vocab_size, seq_len, num_layers, num_heads, width)   model=NAME
-  models/ladder/             the models of the speedrun's records, found by its table   model=r09
+  models/ladder/             the models of the speedrun's records, found by its table   experiment=r09
   models/optimizers/NAME.py  Config: its settings and build()                           optim=NAME
   models/updates/NAME.py     Config: settings and build() of a group of optim=groups    optim.groups.GROUP.name=NAME
   models/stages.py           what changes in the course of a run                        stages=[...]
   models/schedules/NAME.py   Config: its settings and lr_frac()                         optim/schedule=NAME
 
-Add one as such a file and a yaml of the same name in conf/, never as a flag in another file.  Settings are read without
-torch: an optimizer imports torch inside build().
+Add one as such a file and a yaml of the same name in conf/ (a rung of the ladder in conf/experiment/), never as a flag
+in another file.  Settings are read without torch: an optimizer imports torch inside build().
 """
 
 import importlib

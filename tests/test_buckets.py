@@ -123,7 +123,7 @@ def test_gradients_that_are_kept_over_a_step_are_refused(sharded):
         sharded.reducer.expect(None)
 
 
-R53 = ["model=r53", "model.num_layers=4", "model.args={activations:float32,block:16}", "optim=groups"]
+R53 = ["model.arch=r53", "model.num_layers=4", "model.args={activations:float32,block:16}", "optim=groups"]
 
 
 def test_an_embedding_that_rests_is_not_sent_to_the_other_ranks(pretended, monkeypatch):

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 import real_runs
 import scripted
-import yaml
 from comparing import compare, raced
 
 from bench.claims.rules import runs
-from bench.config import schema
+from bench.config import groups, schema
 from bench.training import compile_flags
 
 PROGRAM = """
@@ -78,7 +77,7 @@ def test_modes_and_options_of_torch_compile_and_variables_are_flags():
 @pytest.fixture
 def judged():
     def of(track, *flags):
-        settings = yaml.safe_load((real_runs.REPO / f"conf/track/{track}.yaml").read_text())["track"]
+        settings = groups.values_of("track", track)["track"]
         rules = schema.build(schema.TrackRules, settings["rules"])
         measured = [{} if run_flags is None else {"compile_flags": run_flags} for run_flags in flags]
         records = [

@@ -26,7 +26,7 @@ OPTIMIZERS = {
     "rests": ["optim=groups", "stages=[{update_every_steps:{embedding:2,head:2},frozen_steps:{head:1}}]"],
     "normuon": ["optim=groups", "optim.groups.matrices={name:normuon,lr:0.02,weight_decay:1.2}"],
     "parts": [  # the embedding is untied after a step, beside other tensors of its group
-        *("model=r53", "model.num_layers=4", "model.args={activations:float32,block:16}", "optim=groups"),
+        *("model.arch=r53", "model.num_layers=4", "model.args={activations:float32,block:16}", "optim=groups"),
         "optim.groups.head={name:cautious_adam,lr:0.01,weight_decay:0.1,tensors:[embedding,head]}",
         "stages=[{until_step:1,window_tokens:32},{window_tokens:32,untied:true}]",
     ],

@@ -28,7 +28,7 @@ def test_a_value_that_an_experiment_inherits_is_from_the_yaml_that_it_stands_on(
     origins = explain.Origins(["experiment=r06"])
     assert origins.of("optim.groups.matrices.scale")[0] == "conf/experiment/r04.yaml"
     assert origins.of("goal.num_steps")[0] == "conf/experiment/r05.yaml"
-    assert origins.of("model.arch")[0] == "conf/model/r06.yaml"
+    assert origins.of("model.arch")[0] == "conf/experiment/r06.yaml"
 
 
 @pytest.mark.parametrize("key", meanings.settings())

@@ -4,7 +4,6 @@ import json
 
 import claimed
 import pytest
-import yaml
 
 from bench.base.paths import REPO
 from bench.claims import claim as claims
@@ -12,7 +11,7 @@ from bench.claims import leaderboard, leaderboard_views
 from bench.claims.rules import rulebook, runs
 from bench.cli import table
 from bench.compare import target
-from bench.config import compose, identity, resolve, schema
+from bench.config import compose, groups, identity, resolve, schema
 from bench.config.resolve import deviations_of
 from bench.record import store
 
@@ -74,7 +73,7 @@ def test_a_run_that_is_repeated_more_or_less_often_still_counts():
 def test_a_record_takes_as_many_runs_as_speedrun_makes():
     """One number: no track file has a second one."""
     for track in compose.choices("track"):
-        facts = yaml.safe_load((REPO / f"conf/track/{track}.yaml").read_text())["track"]
+        facts = groups.values_of("track", track)["track"]
         assert "num_runs" not in facts.get("rules", {})
         asks_one = facts.get("rules", {}).get("statistic") == "z" or track == "nanochat"  # upstream's own rules
         assert facts["repeats"] >= (1 if asks_one else 3)

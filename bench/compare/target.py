@@ -13,8 +13,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
-import yaml
-
 from bench.base import stats
 from bench.base.metric import VAL_LOSS, Metric, named
 from bench.compare import eligibility
@@ -96,7 +94,7 @@ def laxer_than_track(track: str | None, settings: Mapping[str, Any]) -> list[tup
 def track_settings(track: str | None) -> dict[str, Any]:
     """Returns the track's settings in conf/track/; for unknown tracks and None (logs), those of OF_LOGS."""
     name = track if track in groups.choices("track") else OF_LOGS
-    settings: dict[str, Any] = yaml.safe_load(groups.path_of("track", name).read_text())["track"]
+    settings: dict[str, Any] = groups.values_of("track", name)["track"]
     return settings
 
 

@@ -34,7 +34,7 @@ from bench.config.groups import (
 )
 from bench.config.overrides import WORDS_KEYS, one_line, parsed, with_schedule
 from bench.config.typed import MISSING, check_names, fill_like, filled, leaves
-from models import optimizers
+from models import ladder, optimizers
 
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
@@ -76,9 +76,11 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
         raise ValueError(f"optim.schedule.name is not set: {NO_SCHEDULE}")
     config = schema.build(schema.Config, composed)
     arch = config.model.arch if config.model else None
-    if arch is not None and not user_code.is_import_path(arch) and not (arch in choices("model") and models.find(arch)):
-        known = f"choose from {', '.join(filter(models.find, choices('model')))}, or give my_model.py:MyModel"
-        raise ValueError(f"model.arch={arch}: unknown model; {known}")
+    if arch is not None and not user_code.is_import_path(arch):
+        known = [*filter(models.find, choices("model")), *ladder.CLASSES]
+        if arch not in known:
+            remedy = f"choose from {', '.join(known)}, or give my_model.py:MyModel"
+            raise ValueError(f"model.arch={arch}: unknown model; {remedy}")
     return config
 
 
@@ -210,6 +212,8 @@ def _check_group(override: Any) -> None:
         if group == "instruments" and name in choices("exporters"):
             raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")
         near, kind = did_you_mean(str(name), choices(group)), group[:-1] if group in LISTS else group
+        if group == "model" and name in ladder.CLASSES:
+            near = f"it is a rung of the ladder: write experiment={name}, or model.arch={name} for its model alone; "
         if group == "experiment" and re.fullmatch(r"r\d\d", str(name)):
             near = "not every record is a rung of the ladder (docs/reference/ladder.md); "
         own = "; docs/own.md adds one of yours" if group in ("model", "optim", "data", "track") else ""
@@ -251,13 +255,7 @@ def _set(values: Values, override: Any) -> None:
     group = key.replace(".", "/")
     if group in GROUPS and not isinstance(value, dict):
         raise ValueError(f"{word}: write {group}={value}; choose from {', '.join(choices(group))}")
-    section[last] = _merged(section[last], value)
-
-
-def _merged(old: Any, new: Any) -> Any:
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return new
-    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
+    section[last] = groups.merged(section[last], value)
 
 
 @functools.cache

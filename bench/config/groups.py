@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from bench.base.paths import CONF, MARK, own_conf, user_path, working_folder
 
@@ -41,6 +42,24 @@ def choices(group: str) -> list[str]:
 def path_of(group: str, name: str) -> Path:
     """Returns the yaml of a choice, or of a root config if group is "". Raises KeyError if there is none."""
     return _files()[group][name] if group else _roots()[name]
+
+
+def values_of(group: str, name: str) -> dict[str, Any]:
+    """Returns a choice's own values and those of the choices that its yaml is based on, without composing a run."""
+    import yaml
+
+    own, values = yaml.safe_load(path_of(group, name).read_text()), dict[str, Any]()
+    for base in own.pop("defaults", ()):
+        if base in choices(group):
+            values = merged(values, values_of(group, base))
+    return merged(values, own)
+
+
+def merged(old: Any, new: Any) -> Any:
+    """Returns the new value; of two dicts, the old one with what the new one has."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: merged(old.get(key), value) for key, value in new.items()}
 
 
 def config_name() -> str:

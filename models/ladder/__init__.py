@@ -58,7 +58,7 @@ hardware.compile compiles for a GPU, else the same through a mask.  set_window()
 window_block, as the stages of conf/experiment/r12.yaml to r53.yaml say (docs/own.md).
 """
 
-# file: the rungs whose models are its classes, such as R02; simple.py, and files that you add, have a MODEL instead
+# file: the rungs whose models are its classes, such as R02; simple.py has a MODEL instead
 FILES = {
     "short_sequences": ("r02", "r05", "r06", "r08", "r09", "r10", "r11"),
     "long_sequences": ("r12", "r13", "r14", "r15", "r16", "r17"),
@@ -71,4 +71,4 @@ FILES = {
 SAME_MODEL = {"r04": "r02", "r38": "r37", "r39": "r37", "r42": "r40", "r43": "r40", "r46": "r45", "r50": "r49"}
 # rung: (its file, its class)
 CLASSES = {rung: (file, rung.upper()) for file, rungs in FILES.items() for rung in rungs}
-CLASSES |= {rung: CLASSES[other] for rung, other in SAME_MODEL.items()}
+CLASSES |= {rung: CLASSES[other] for rung, other in SAME_MODEL.items()} | {"simple": ("simple", "MODEL")}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import yaml
 
 from bench.base import atomic, metric
 from bench.base.text_table import counted
@@ -254,7 +253,7 @@ def _target_of(track: str) -> float | None:
     """Returns the target of a track in conf/; None for "imported", which is not a track."""
     if track not in groups.choices("track"):
         return None
-    target: float | None = yaml.safe_load(groups.path_of("track", track).read_text())["goal"].get("target_val_loss")
+    target: float | None = groups.values_of("track", track)["goal"].get("target_val_loss")
     return target
 
 
