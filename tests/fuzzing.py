@@ -156,7 +156,7 @@ def verbs_of_a_record(bad, results):
     return {
         "table": ["table", str(results)],
         "group": ["table", "--group", str(results)],
-        "csv": ["table", "--csv", "--all-columns", str(results)],
+        "csv": ["table", str(results), "--csv", "--columns", "*"],
         "report RUN": ["report", str(bad)],
         "report --md": ["report", "--md", str(bad)],
         "curves": ["report", good, str(bad), "--out", str(results / "curves.html")],

@@ -195,8 +195,8 @@ MEDIA = {  # {medium: function that returns sentences on text of a record that h
 WRITES = {  # {output: (key of READS, arguments or None for that verb's, medium)}
     "verify": ("verify", None, "terminal"),
     "table": ("table", None, "terminal"),
-    "table --csv": ("table", "table --csv --all-columns RESULTS", "csv"),
-    "table --md": ("table", "table --md --all-columns RESULTS", "Markdown"),
+    "table --csv": ("table", "table RESULTS --csv --columns *", "csv"),
+    "table --md": ("table", "table RESULTS --md --columns *", "Markdown"),
     "table --json": ("table", "table --json RESULTS", "JSON"),
     "sql --csv": ("sql", "sql QUERY RESULTS --csv", "csv"),
     "sql --md": ("sql", "sql QUERY RESULTS --md", "Markdown"),

@@ -15,7 +15,7 @@ from kept_records import COMPLETE, RECORDS
 from bench.base.paths import REPO
 from bench.cli import table
 from bench.machine import processes
-from bench.record import configs, run_folder
+from bench.record import run_folder
 from bench.record.rows import METRICS, row_of
 from bench.report import table_columns, table_groups, table_text
 
@@ -198,13 +198,6 @@ def test_markdown_and_csv(results, capsys):
     assert tuple(row) == table_columns.COLUMNS
 
 
-def test_all_columns_shows_every_column(results, capsys):
-    add(results, 0)
-    assert table.main(["--all-columns"]) == 0
-    head = capsys.readouterr().out.splitlines()[0].split()
-    assert head == [*table_columns.COLUMNS, *configs.keys([{"config": configs.read(str(COMPLETE))}])]
-
-
 # ---- choosing and sorting
 
 
@@ -334,7 +327,7 @@ def test_the_help_names_every_column(capsys):
     assert all(column in shown for column in (*table_columns.COLUMNS, *table_groups.GROUP_COLUMNS))
 
 
-@pytest.mark.parametrize("options", [["--json"], ["--csv"], ["--group"], ["--all-columns"], ["--sort", "seed"]])
+@pytest.mark.parametrize("options", [["--json"], ["--csv"], ["--group"], ["--sort", "seed"]])
 def test_what_the_leaderboard_cannot_do_is_refused(results, options):
     with pytest.raises(ValueError, match=f"{options[0]} with --leaderboard: they cannot be combined"):
         table.main(["--leaderboard", *options])

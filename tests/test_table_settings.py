@@ -134,7 +134,7 @@ def test_columns_are_chosen_by_name_and_glob(grid, capsys):
     expected = ["seed", "val_loss", "model.num_layers"]
     assert shown(capsys, "--columns", "seed,val_loss", "model.num_l*").splitlines()[0].split() == expected
     assert list(rows(capsys, "--columns", "seed")[0]) == ["seed"]
-    assert {"optim.lr", "goal.num_steps", "seed"} <= set(rows(capsys, "--all-columns")[0])
+    assert {"optim.lr", "goal.num_steps", "seed"} <= set(rows(capsys, "--columns", "*")[0])
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,12 @@ def test_where_takes_settings_globs_and_alternatives(grid, capsys, where, num):
     assert len(rows(capsys, "--where", *where)) == num
 
 
-def test_sort_takes_settings_and_reverse_turns_it_round(grid, capsys):
+def test_sort_takes_settings_and_a_sign_turns_it_round(grid, capsys):
     def order(*argv):
         return [(row["optim.lr"], row["seed"]) for row in rows(capsys, *argv, "--where", "model.num_layers=2")]
 
     assert order("--sort", "-optim.lr,seed") == [(0.003, 0), (0.003, 1), (0.001, 0), (0.001, 1)]
-    assert order("--sort", "optim.lr,seed", "--reverse") == [(0.003, 1), (0.003, 0), (0.001, 1), (0.001, 0)]
-    assert order("--reverse") == [(0.003, 1), (0.003, 0), (0.001, 1), (0.001, 0)]  # the newest first
+    assert order("--sort", "-started_at") == [(0.003, 1), (0.003, 0), (0.001, 1), (0.001, 0)]  # the newest first
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,7 @@ def table(
     *names: Named,
     where: Sequence[str] = (),
     sort: str | None = None,
-    reverse: bool = False,
     columns: Sequence[str] = (),
-    all_columns: bool = False,
     group: bool = False,
     baseline: Sequence[str] = (),
     sweep: str | None = None,
@@ -115,8 +113,8 @@ def table(
 
     names: as for load().  KEY below is a column or a setting such as optim.lr.
     where: conditions that all must hold, "KEY=VALUE", "KEY=A,B", "KEY<VALUE" and so on; a value may be a glob.
-    sort: "KEY,-KEY", with - for the largest first.  reverse: the reverse order; without sort, the newest first.
-    columns: show only these; "optim.*" matches several.  all_columns: show all, and every setting.
+    sort: "KEY,-KEY", with - for the largest first.
+    columns: show only these; "optim.*" matches several, "*" all of them and every setting.
     group: a row per set of repeats, with n, mean and standard deviation.
     baseline: part of an id, or conditions: the row to which the changes of all others are relative.
     sweep: only the runs of this sweep, by (a part of) its id.
@@ -127,19 +125,17 @@ def table(
     fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if group else COLUMNS
     rows = [*table_groups.groups(rows)] if group else rows
     known = Columns(rows, fixed)
-    orders = known.orders(sort, reverse)
+    orders = known.orders(sort)
     chosen = known.named([key for text in columns for key in text.split(",") if key], f"--columns {' '.join(columns)}")
     notes, changes = list[str](), list[str]()
     if baseline:
         base = table_groups.find_baseline(rows, baseline, known)
         notes, changes = table_groups.add_changes(rows, base), list(table_groups.CHANGE_COLUMNS)
         rows = [base, *(row for row in rows if row is not base)]
-    rows = table_columns.sort(rows, orders) if orders or not reverse else rows[::-1]
+    rows = table_columns.sort(rows, orders)
     varied = [] if chosen else known.varied()
-    every = known.all() if all_columns else [*fixed, *(name for name in varied if name not in fixed)]
+    every = [*fixed, *(name for name in varied if name not in fixed)]
     exported = [*(chosen or every), *(name for name in changes if name not in chosen)]
-    if all_columns:
-        return Table(rows, exported, notes=notes)
     shown: Sequence[str] = table_text.with_metric(rows, table_text.GROUP_SHOWN if group else table_text.SHOWN)
     behind = shown.index("track" if group else "status") + 1
     shown = list(dict.fromkeys([*(chosen or [*shown[:behind], *varied, *shown[behind:]]), *changes]))
@@ -148,7 +144,7 @@ def table(
     requested = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
     num_hidden = 0 if chosen else known.num_varied - table_columns.MAX_VARIED
     if num_hidden > 0:
-        notes.append(f"{num_hidden} more settings differ: --columns run_id,'optim.*' or --all-columns shows them")
+        notes.append(f"{num_hidden} more settings differ: --columns run_id,'optim.*' or --columns '*' shows them")
     return Table(rows, exported, shown, chosen or requested, varied, notes)
 
 

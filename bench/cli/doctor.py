@@ -32,8 +32,6 @@ def main(argv: list[str]) -> int:
         settings = [word for word in arguments if "=" in word]
         names = [word for word in arguments if word not in settings]
         return rehearsal(names, settings, args.gpu, 0 if args.full else rehearse.NUM_LAYERS, args.json)
-    if not args.timeout_s > 0:
-        raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")
     machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
     hardware = compose.compose(args.overrides, machine).hardware
     resolve.resolve_hardware(hardware, machine)
@@ -46,7 +44,7 @@ def main(argv: list[str]) -> int:
     show = (lambda some: None) if args.json else (lambda some: print(preflight.report(some, WIDTH), flush=True))
     show(checks)
     if not args.quick:
-        probed = probe.probe(hardware, args.timeout_s)
+        probed = probe.probe(hardware)
         show(probed)
         checks += probed
     fit = not any(check.status == "fail" for check in checks)
@@ -150,11 +148,5 @@ def _parser() -> arguments.Parser:
     parser.flag(
         "--full",
         help=f"--rehearse-gpu with all layers, in place of {rehearse.NUM_LAYERS}, which have every kind of them",
-    )
-    parser.add_argument(
-        "--timeout-s",
-        type=float,
-        default=probe.COLLECTIVE_TIMEOUT_S,
-        help="limit of one collective, seconds (default %(default)g)",
     )
     return parser

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         folder = _ended(args, results)
         if folder is None:
             return 1
-        stairs = staircase.from_race(folder, args.interpolate)
+        stairs = staircase.from_race(folder)
         answer = page.document(folder, stairs)
         atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))
@@ -96,10 +96,6 @@ def _parser() -> arguments.Parser:
     parser.flag("--dry-run", help="print what it would run and the estimated time; run nothing")
     arguments.latest(parser, "--resume", "continue this ladder, or the latest that has not ended")
     arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")
-    parser.flag(
-        "--interpolate",
-        help="the target is reached where the line between two validations crosses it, not at the later one",
-    )
     parser.flag("--anyway", help=ready.ANYWAY)
     parser.forms("print the staircase", csv="print it as CSV, one line per rung", says_more=True)
     return parser

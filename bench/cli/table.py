@@ -20,11 +20,8 @@ from bench.report import table_groups
 from bench.report.table_columns import COLUMNS, Columns
 
 ALONE = {  # {option: the options that have no effect beside it}
-    "leaderboard": (
-        *("where", "group", "sort", "reverse", "columns", "all_columns", "json", "csv", "sweep", "pivot", "value"),
-        "baseline",
-    ),
-    "pivot": ("group", "sort", "reverse", "columns", "all_columns", "baseline"),
+    "leaderboard": (*("where", "group", "sort", "columns", "json", "csv", "sweep", "pivot", "value", "baseline"),),
+    "pivot": ("group", "sort", "columns", "baseline"),
 }
 
 
@@ -61,9 +58,7 @@ def _table(args: argparse.Namespace) -> None:
         *args.folder,
         where=args.where,
         sort=args.sort,
-        reverse=args.reverse,
         columns=args.columns,
-        all_columns=args.all_columns,
         group=args.group,
         baseline=args.baseline or (),
         sweep=args.sweep,
@@ -126,7 +121,6 @@ def _parser() -> arguments.Parser:
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
     parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these; - before a key: largest first")
-    parser.flag("--reverse", help="reverse the order; without --sort the newest first")
     parser.add_argument(
         "--where",
         nargs="+",
@@ -136,9 +130,8 @@ def _parser() -> arguments.Parser:
         help="runs that meet all conditions; also 'KEY<VALUE' and != <= > >=; KEY=A,B: either; 'model=g*': a glob",
     )
     parser.add_argument(
-        "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="only these; 'optim.*' matches several"
+        "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="only these; a glob matches several"
     )
-    parser.flag("--all-columns", help="every column and every setting, however wide")
     parser.flag("--group", help="group repeats, with n, mean and sd")
     parser.add_argument(
         "--baseline",

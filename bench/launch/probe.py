@@ -49,8 +49,8 @@ class Answers:
     exit_code: int | None
     output: str
 
-    def why_missing(self, timeout_s: float) -> Check:
-        """Returns why not every rank answered, as far as it is known.  timeout_s: of one collective."""
+    def why_missing(self) -> Check:
+        """Returns why not every rank answered, as far as it is known."""
         if self.failed:
             first = min(self.failed, key=lambda failure: failure["failed_at_s"])
             why, hint = f"rank {first['rank']}: {first['message'][:300]}", first["hint"]
@@ -62,8 +62,7 @@ class Answers:
             why = f"the processes {ended}: {last[:300]}"
             hint = "the same with more output: NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL ./run.sh doctor"
         if "timed out" in why.lower() or "timeout" in why.lower():
-            why_not = "is a firewall, a dead rank or a broken NVLink between them?"
-            hint = f"{why_not} --timeout-s={2 * timeout_s:g} waits longer"
+            hint = "look for a firewall, a dead rank or a broken NVLink between them"
         return Check("collective", "fail", f"{len(self.received)} of {self.num_ranks} ranks answered; {why}", hint)
 
 
@@ -122,7 +121,7 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
     question = {"device": hardware.device, "timeout_s": timeout_s}
     answers = answers_of_ranks("bench.launch.probe", question, hardware, num_ranks, 1, wait)
     if len(answers.received) < num_ranks:
-        return [answers.why_missing(timeout_s)]
+        return [answers.why_missing()]
     return judge(hardware.device, answers.received)
 
 

@@ -76,11 +76,6 @@ class Columns:
         configs.add(self._rows, names[:MAX_VARIED])
         return names[:MAX_VARIED]
 
-    def all(self) -> list[str]:
-        """Returns all columns and settings, and adds the settings to every row."""
-        configs.add(self._rows, self.settings)
-        return [*self._fixed, *self.settings]
-
     def condition(self, typed: str, option: str = "") -> Condition:
         """Parses what a user typed; an empty value and null become None.  Raises ValueError if it is no condition."""
         match = CONDITION.fullmatch(typed)
@@ -92,11 +87,11 @@ class Columns:
         key, *_ = self.named([key], option or f"--where {typed}")
         return Condition(typed, key, sign, None if wanted in ("", "null") else wanted)
 
-    def orders(self, typed: str | None, is_reverse: bool) -> list[tuple[str, bool]]:
-        """Parses --sort "val_loss,-train_s" into (column, largest first) pairs.  is_reverse: reverse each of them."""
+    def orders(self, typed: str | None) -> list[tuple[str, bool]]:
+        """Parses --sort "val_loss,-train_s" into (column, largest first) pairs."""
         keys = [word.strip() for word in (typed or "").split(",") if word.strip(" +-")]
         return [
-            (column, key.startswith("-") != is_reverse)
+            (column, key.startswith("-"))
             for key in keys
             for column in self.named([key.lstrip("-+")], f"--sort {typed}")
         ]

@@ -96,11 +96,10 @@ def sentences(staircase: Staircase) -> list[str]:
     metric = metric_of(staircase)
     goal = "none" if staircase["target_val_loss"] is None else f"{staircase['target_val_loss']:.4f}"
     every = " or ".join(map(str, staircase["val_every_steps"]))
-    point = f"at the first validation at or {metric.better} it"
-    point = "interpolated between validations" if staircase["interpolated"] else point
     return [
         f"target {metric.name} {goal}: {staircase['target_words']}",
-        f"reached {point}, of which there is one every {every} steps; times are of training only",
+        f"reached at the first validation at or {metric.better} it, of which there is one every {every} steps; "
+        "times are of training only",
         *staircase["notes"],
         *(
             f"{name} is excluded, because it cannot run at this size: {why}"

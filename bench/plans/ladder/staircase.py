@@ -30,7 +30,7 @@ class Run(TypedDict):
     """One started run of a rung. None: not reached, not complete, or not known."""
 
     run_id: str
-    steps_to_target: float | None  # whole, unless it is interpolated
+    steps_to_target: float | None
     to_target_s: float | None  # training time, without warm-up and validation
     val_loss: float | None  # at the end of the run
     step_ms: float | None
@@ -74,18 +74,14 @@ class Staircase(TypedDict):
     metric: list[str]  # name, unit and direction of the metric that val_loss and the target are in
     target_val_loss: float | None  # None: no run of the lowest rung is complete
     target_words: str
-    interpolated: bool
     val_every_steps: list[int]  # over all runs: the resolution of steps and times to the target
     notes: list[str]  # what a reader must know beside the numbers
     rungs: list[Rung]  # the lowest first
     excluded: dict[str, str]  # {rung: why it cannot run at this size}
 
 
-def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
-    """Returns the staircase of a race's folder. interpolate: linearly, between the validations around the target.
-
-    Raises ValueError if it is not a ladder, has not ended, or ended without a result.
-    """
+def from_race(folder: Path | str) -> Staircase:
+    """Returns the staircase of a race's folder. Raises ValueError without one: not a ladder, not ended, no result."""
     race = race_folder.read(folder)
     plan = race["plan"] or {}
     kept = plan.get("ladder")
@@ -103,7 +99,7 @@ def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     for name, arm in arms.items():
         known = kept["rungs"][name]
         runs = [
-            _run(row, curve, goal, interpolate, row["run_id"] in timed, metric)
+            _run(row, curve, goal, row["run_id"] in timed, metric)
             for row, curve in zip(arm.rows, curves_of[name], strict=True)
         ]
         step = None
@@ -127,7 +123,6 @@ def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         "metric": [metric.name, metric.unit, metric.direction],
         "target_val_loss": goal,
         "target_words": target_text,
-        "interpolated": interpolate,
         "val_every_steps": sorted(set().union(*map(every_steps, itertools.chain(*curves_of.values())))),
         "notes": _notes(race, rows, timed),
         "rungs": rungs,
@@ -210,12 +205,10 @@ def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list
 # ---- one run
 
 
-def _run(
-    row: Row, curve: Sequence[Validation], goal: float | None, interpolate: bool, is_timed: bool, metric: Metric
-) -> Run:
+def _run(row: Row, curve: Sequence[Validation], goal: float | None, is_timed: bool, metric: Metric) -> Run:
     """Returns a Run from a run's row and validations. goal None: there is no target; is_timed: as in Run."""
     ended = eligibility.is_complete(row)
-    steps, seconds = same_loss.way(curve, goal, metric, interpolate) if ended and goal is not None else (None, None)
+    steps, seconds = same_loss.way(curve, goal, metric) if ended and goal is not None else (None, None)
     return {
         "run_id": row["run_id"],
         "steps_to_target": steps,

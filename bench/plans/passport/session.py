@@ -48,7 +48,7 @@ def measure(
 
     answers = probe.answers_of_ranks(RANK, question, hardware, num_ranks, num_threads[-1], wait)
     if len(answers.received) < num_ranks:
-        raise NotMeasured(f"{answers.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
+        raise NotMeasured(f"{answers.why_missing().found}: ./run.sh doctor says more")
     first = answers.received[0]
     if not first["figures"]:
         raise NotMeasured(f"its processes took more than {WHOLE_S:.0f} s to start: end other programs, and try again")
