@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 
 import claimed
@@ -402,13 +403,12 @@ def test_a_race_that_runs_is_not_resumed_and_no_second_one_is_begun(results, go)
 
 def test_a_race_is_known_to_run_where_the_file_system_has_no_flock(tmp_path, monkeypatch):
     monkeypatch.setattr(locks.fcntl, "flock", lambda *_: os.close(-1))  # an OSError
+    monkeypatch.setattr(locks, "BEAT_S", 0.05)
     lock, elsewhere = tmp_path / state.LOCK, {"pid": 7, "start_ticks": 1, "boot_id_hash": "of another machine"}
     with state.locked(tmp_path):
         os.utime(lock, (0, 0))
         assert state.is_running(tmp_path)  # its process is looked for, however old its sign of life
-        monkeypatch.setitem(locks._held, lock, -100.0)
-        locks.beat()
-        assert lock.stat().st_mtime > 0
+        real_runs.wait_for(lambda: lock.stat().st_mtime > 0)  # whatever this process does meanwhile
         with pytest.raises(leases.Busy, match=f"process {os.getpid()} runs this race"), state.locked(tmp_path):
             pass
     assert not state.is_running(tmp_path)
@@ -419,6 +419,36 @@ def test_a_race_is_known_to_run_where_the_file_system_has_no_flock(tmp_path, mon
         pass
     os.utime(lock, (0, 0))
     assert not state.is_running(tmp_path)
+
+
+ELSEWHERE = """
+import os, sys
+from pathlib import Path
+from bench.machine import processes
+from bench.plans import locks
+from bench.plans.race import state
+processes.boot_id_hash = lambda: "of another machine"
+locks.fcntl.flock, locks.BEAT_S = lambda *_: os.close(-1), 0.05
+with state.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()  # works on something else
+"""
+
+
+def test_a_holder_on_another_machine_that_was_suspended_loses_its_lock_and_takes_none_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks.fcntl, "flock", lambda *_: os.close(-1))
+    monkeypatch.setattr(locks, "STALE_S", 1.0)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": real_runs.REPO}
+    with subprocess.Popen([sys.executable, "-c", ELSEWHERE, str(tmp_path)], **pipes) as holder:
+        assert holder.stdout.readline() == "held\n"
+        time.sleep(2 * locks.STALE_S)
+        assert state.is_running(tmp_path)
+        holder.send_signal(signal.SIGSTOP)
+        real_runs.wait_for(lambda: not state.is_running(tmp_path))
+        with state.locked(tmp_path):
+            holder.send_signal(signal.SIGCONT)
+            holder.communicate("")
+            assert holder.returncode == 0 and state.is_running(tmp_path)
 
 
 def test_the_lock_of_a_race_is_released_on_a_full_disk(small_disk):

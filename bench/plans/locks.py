@@ -1,26 +1,27 @@
 """Locks that a process holds for as long as it works: on a race, a search, the replays of a folder, a collection.
 
 flock(2) tells at once whether a lock is held.  Some network file systems refuse it, and on others it excludes only the
-processes of one machine.  Therefore the holder also writes into the file which process it is, and touches the file as
-long as it works.  On its own machine the process itself is looked for; on another one the lock counts as held until
-nobody has touched it for STALE_S by the file system's clock.
+processes of one machine.  Therefore the holder also writes into the file which process it is, and a thread of it
+touches the file, which stops with the process.  On the holder's machine the process itself is looked for; on another
+one the lock counts as held until nobody has touched it for STALE_S by the file system's clock.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.machine import leases, processes
 
 BEAT_S, STALE_S = 10.0, 120.0  # nodes may see a touch 60 s late (acregmax in nfs(5))
 NUM_ATTEMPTS, LOOK_S = 10, 0.05  # holder() itself holds a lock for microseconds
-_held: dict[Path, float] = {}  # locks of this process, and when each was touched, by time.monotonic()
 
 
 @contextlib.contextmanager
@@ -37,20 +38,23 @@ def held(path: Path, work: str, wait: Callable[[str], object] | None = None) -> 
             wait(other)
             while _taken(file, path):
                 time.sleep(LOOK_S)
+        own, released = processes.identity(os.getpid()), threading.Event()
+        touching = threading.Thread(target=_touch, args=(path, own, released), name="lock", daemon=True)
         try:
+            touching.start()
             yield
         finally:
-            _held.pop(path, None)
+            released.set()
             with contextlib.suppress(OSError):  # the folder was removed on another machine
-                file.truncate(0)
+                if atomic.read_json(path) == own:
+                    file.truncate(0)
 
 
-def beat() -> None:
-    """Touches the locks of this process if that is due.  Call it at least once a minute."""
-    for path, touched_s in list(_held.items()):
-        if time.monotonic() - touched_s > BEAT_S:
-            _held[path] = time.monotonic()
-            with contextlib.suppress(OSError):
+def _touch(path: Path, own: dict[str, Any], released: threading.Event) -> None:
+    """Touches the lock until it is released, unless another process took it while this one was suspended."""
+    while not released.wait(BEAT_S):
+        with contextlib.suppress(OSError):
+            if atomic.read_json(path) == own:
                 os.utime(path)
 
 
@@ -83,7 +87,6 @@ def _taken(file: FileIO, path: Path) -> str | None:
         else:
             file.truncate(0)
             file.write(json.dumps(processes.identity(os.getpid())).encode())
-            _held[path] = time.monotonic()
     return other
 
 

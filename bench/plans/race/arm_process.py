@@ -21,7 +21,6 @@ from bench.config import schema, user_code
 from bench.machine import code_copy, code_state, sandbox
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
-from bench.plans import locks
 from bench.record import race_folder, run_folder
 from bench.record.rows import row_of
 
@@ -234,7 +233,6 @@ def run_to_end(
         with raise_interrupted() as signals, child(command, folder, env, to, END_WITHIN_S, wrappers) as process:
             while not has_ended(process.pid, TICK_S):
                 signals.check()
-                locks.beat()
                 tick()
             process.wait()
         hidden.seek(0)
