@@ -96,4 +96,9 @@ def test_of_the_files_made_of_shards_those_used_last_are_kept_and_all_in_use(tmp
         made_copies._used.pop(path).close()
     os.utime(made[1], (2**32, 0))
     (tmp_path / "raw-0123456789ab.bin").symlink_to("gone")  # as if another process had removed it while this one looks
+    left, new, other = (tmp_path / f".{name}.7.abc.tmp" for name in ("raw-1.bin", "raw-2.bin", "train-1.bin"))
+    for path in (left, new, other):  # of a killed process, of one that writes, and of something else
+        path.touch()
+        os.utime(path, (0, 0) if path != new else None)
     assert [path.exists() for path in [make("raw"), *made]] == [True, True, True, False, False]
+    assert [path.exists() for path in (left, new, other)] == [False, True, True]

@@ -47,13 +47,6 @@ def test_the_t_test_agrees_with_scipy():
             )
 
 
-def test_the_interval_of_a_median_is_made_of_order_statistics():
-    """n = 6: outside of all lies the median 2 * 0.5^6 = 3.1 % of the time; n = 24: ranks 7 and 18 (2 * 0.0113)."""
-    assert stats.median_interval([6, 1, 5, 2, 4, 3]) == (1, 6)
-    assert stats.median_interval(range(1, 25)) == (7, 18)
-    assert stats.median_interval([1, 2, 3, 4, 5]) is None
-
-
 def test_the_interval_of_a_mean_is_students():
     """1, 2, 3: mean 2, sd 1, t(0.975, df 2) = 4.3027, so 2 -+ 4.3027 / sqrt(3)."""
     assert stats.mean_interval([3, 1, 2]) == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)

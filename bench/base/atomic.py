@@ -19,6 +19,7 @@ RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
 LOOK_EVERY_S = 0.02  # how often a process that waits for a lock tries to take it
 STALE_S = 15.0  # a lock older than this is removed: it is normally held for milliseconds
+LEFT_S = 3600.0  # a temporary file that was not written to for so long was left by a process that was killed
 OF_RECORDS = ("run.json", "plan.json", "ledger.jsonl")  # these mark the folder of a run, a race or results
 RECORDS = (*OF_RECORDS, "race.json", "config.yaml", "steps.csv", "steps_by_rank.csv")
 
@@ -123,6 +124,14 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary), folder):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def remove_left(folder: Path, pattern: str) -> None:
+    """Removes the temporary files of replacing() in a folder that match a pattern and that killed processes left."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # another process has finished or removed it
+            if clock_s(folder) - path.stat().st_mtime > LEFT_S:
+                path.unlink()
 
 
 def without_nan(obj: Any) -> Any:

@@ -70,20 +70,6 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return mean(values) - half_width, mean(values) + half_width
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Interval (low, high) of the median from order statistics, with at least this confidence for any distribution.
-
-    Its ends are the k-th values from either end, for the largest k with 2 * P(Binomial(n, 1/2) < k) <= 1 - confidence.
-    None for too few values (5 or fewer at 0.95).
-    """
-    ordered, n = sorted(values), len(values)
-    k, tail = 0, 0.5**n  # tail: P(X <= k)
-    while 2 * tail <= 1 - confidence:
-        k += 1
-        tail += math.comb(n, k) * 0.5**n
-    return None if k == 0 else (ordered[k - 1], ordered[n - k])
-
-
 def is_constant(values: Sequence[float]) -> bool:
     """Whether all numbers, of which there is at least one, are equal; nan is not equal to itself."""
     return values[0] == values[0] and values.count(values[0]) == len(values)

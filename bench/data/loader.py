@@ -29,7 +29,7 @@ class Loader:
     """Endless micro-batches of one rank, of the given shapes in order. Reads at least depth blocks ahead.
 
     eos_token: every sequence begins at a document (bench/data/course.py); None: the stream is read without gaps.
-    wait_ns is the time that next() has waited for the thread since load_state_dict(), and num_waits how often.
+    wait_ns is the time that next() has waited for the thread since load_state_dict().
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Loader:
         self._stop()
         self._start(self._course.micro_of(state["step"], state["micro_step"]))
         self._next_block()
-        self.wait_ns = self.num_waits = 0
+        self.wait_ns = 0
 
     def close(self) -> None:
         """Ends the thread; next() fails afterwards."""
@@ -101,7 +101,7 @@ class Loader:
         self._block: Any = None  # the block that next() returns from, then its buffer and its shape
         self._buffer: Any = None
         self._shape: Any = None
-        self.wait_ns = self.num_waits = 0
+        self.wait_ns = 0
         self._free: Queue = queue.SimpleQueue()
         self._ready: Queue = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -135,7 +135,6 @@ class Loader:
             started_ns = time.perf_counter_ns()
             handed = self._ready.get()
             self.wait_ns += time.perf_counter_ns() - started_ns
-            self.num_waits += 1
         if isinstance(handed, BaseException):
             self._error = handed
             raise handed

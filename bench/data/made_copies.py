@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from bench.base import atomic
 from bench.base.paths import cache_root
 from bench.data.sources.source import data_root
 
@@ -28,6 +29,7 @@ def made_of(files: Sequence[Path], name: str, write: Callable[[Path], None]) -> 
     roots = [data_root(), cache_root() / "speedrun-data"]
     paths = [(root / f"{name}-{digest.hexdigest()[:12]}.bin").absolute() for root in roots]
     for path in paths:
+        atomic.remove_left(path.parent, f".{name}-*.tmp")
         if _use(path):
             return path.resolve()
     errors = []

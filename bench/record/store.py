@@ -29,7 +29,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +46,6 @@ NAME = ".store.sqlite"
 MIN_RUNS = 50  # fewer runs are read as fast without a store
 NUM_STALE_KEPT = 20  # writing a store takes longer than reading this many runs again
 CRC = slice(68, 72)  # SQLite's application_id, which SQLite ignores: the CRC-32 of all bytes after it
-LEFT_S = 3600.0  # older temporary files were left by a writer that was killed
 TAIL_BYTES = 4096  # the end of a ledger whose hash shows that the ledger has only grown since
 IN_SCOPE = "(r.folder IN (SELECT id FROM temp._scope) OR (r.folder, r.dir) IN (SELECT folder, dir FROM temp._named))"
 SCOPE = """
@@ -178,9 +176,7 @@ class Store(Database):
         for path in [Path(self.home, NAME)] * is_owner + [self._own_path()]:
             with contextlib.suppress(OSError):  # if the disk is read-only or full, the next call reads the runs again
                 path.parent.mkdir(parents=True, exist_ok=True)
-                for left in path.parent.glob(f".{path.name}.*.tmp"):  # left by a writer that was killed
-                    if time.time() - left.stat().st_mtime > LEFT_S:
-                        left.unlink()
+                atomic.remove_left(path.parent, f".{path.name}.*.tmp")
                 atomic.write_own(path, bytes(content))
                 return
 

@@ -5,6 +5,7 @@ that a clock that drifts falls on all alike; ratios are taken within a round, me
 """
 
 import contextlib
+import math
 import os
 import statistics
 import sys
@@ -15,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import scipy.stats
 import torch
 
-from bench.base import stats
 from bench.config.stages import num_micro_steps, stages_of
 from bench.data import shards
 from bench.launch.prepare import prepare
@@ -53,7 +54,8 @@ def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: flo
     """Ratio of the seconds of two contestants, round by round."""
     ratios = [our_s / their_s for our_s, their_s in zip(ours, theirs, strict=True)]
     sign = None if target is None else "<="
-    return Row(what, statistics.median(ratios), sign, target, stats.median_interval(ratios))
+    low, high = map(float, scipy.stats.quantile_test(ratios).confidence_interval())  # of the median
+    return Row(what, statistics.median(ratios), sign, target, None if math.isnan(low) else (low, high))
 
 
 def measure(num_block_steps: int = 2) -> list[Row]:

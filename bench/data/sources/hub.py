@@ -10,7 +10,6 @@ A file is downloaded under a temporary name and renamed once its hash is right. 
 after a broken connection; a fetch that is ended begins its current file again.
 """
 
-import contextlib
 import os
 import re
 import time
@@ -36,7 +35,6 @@ SHARD_NAME = re.compile(r"^[^/]*_(train|val)_(\d+)\.bin\Z")
 COMMIT = re.compile(r"^[0-9a-f]{40}\Z")
 VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
 EOS_TOKEN = 50256  # <|endoftext|>
-ABANDONED_S = 3600.0  # age of a temporary file after which its fetch must have been killed
 
 
 class LockedFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,10 +87,7 @@ class Hub(Source):
         lock = self._read_lock() or self._make_lock(say)
         missing = self._missing(lock)
         num_bytes = sum(lock.files[name].num_bytes for name in missing)
-        for part in self.folder().glob(".*.tmp"):
-            with contextlib.suppress(OSError):  # another fetch has finished it
-                if time.time() - part.stat().st_mtime > ABANDONED_S:
-                    part.unlink()
+        atomic.remove_left(self.folder(), ".*.tmp")
         need_bytes(self.folder(), num_bytes, f"data={self.name}")
         if missing:
             origin = f"{lock.repo} at {lock.revision[:8]}"
