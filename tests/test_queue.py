@@ -290,28 +290,41 @@ def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is
         queue.end(mine, None, "it was given back", 0.0, None)
     finally:
         os.umask(before)
-    files = [path for path in queue.folder.glob("*/*") if path.is_file()]
-    assert len(files) == 3 and all(path.stat().st_mode & 0o777 == 0o640 for path in files)
+    modes = {path.parent.name: path.stat().st_mode & 0o777 for path in queue.folder.glob("*/*") if path.is_file()}
+    assert modes == {"waiting": 0o640, "ended": 0o640, "logs": 0o660}
     bad = queue.folder / "waiting" / "20261127T000000Z-deadbeef.json"
     bad.write_text(json.dumps({"num_gpus": -1, "command": ["run"], "env": {}}))
     assert [entry.id for entry in shares.order(queue)] == [mine.id]
     assert submit.main(["--list"]) == 0 and f"{bad}: num_gpus: -1" in capsys.readouterr().out
 
 
-def test_a_link_or_a_pipe_in_place_of_a_log_is_not_written_to(results, queue):
-    mine = taken_entry(queue)
-    victim = results / "victim"
-    queue.log(mine).symlink_to(victim)
-    with queue.opened_log(mine) as file:
-        assert file.name.endswith(f"{mine.name}.log")
-    assert not victim.exists()
-    queue.log(mine).unlink()
-    os.mkfifo(queue.log(mine))
-    with queue.opened_log(mine) as file:
-        assert file.name.endswith(f"{mine.name}.log")
-
-
 # ---- agents
+
+
+def test_an_entry_of_other_code_waits_and_its_log_says_why(results, queue, monkeypatch, capsys):
+    monkeypatch.setattr(queues, "code", lambda: "of another checkout")
+    other = queue.submit(["run", "--help"], 0)
+    monkeypatch.undo()
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
+    own = queue.submit(["run", "--help"], 0)
+    assert agent.main(["--once"]) == 0
+    assert [ending["id"] for ending in queue.outcomes()] == [own] and [entry.id for entry in queue.waiting()] == [other]
+    why = f"{other}: waits, because it was submitted from other code than this agent's"
+    assert why in capsys.readouterr().out and queue.log(queue.waiting()[0]).read_text().startswith(why)
+
+
+@pytest.mark.parametrize("lost_by", ["its lease was removed", "its file was put back", "it was cancelled"])
+def test_an_agent_keeps_only_an_entry_that_nobody_has_taken_from_it_or_cancelled(queue, lost_by):
+    mine = taken_entry(queue)
+    os.utime(queue._lease(mine), (0, 0))
+    assert queue.keep(mine) and queue._lease(mine).stat().st_mtime > 0
+    if lost_by == "its lease was removed":
+        queue._lease(mine).unlink()
+    elif lost_by == "its file was put back":
+        os.rename(queue._path("taken", mine.name), queue._path("waiting", mine.id))
+    else:
+        queue.cancel(mine.id)
+    assert not queue.keep(mine)
 
 
 def test_an_entry_that_cannot_be_started_ends_and_the_next_is_run(results, queue):

@@ -17,7 +17,7 @@ from bench.launch.console import say
 from bench.machine import environment, gpus, leases, processes
 from bench.machine.signals import Signals, held, raise_interrupted
 from bench.plans import shares
-from bench.plans.queue import FOLDER, OF_THE_DISK, RACE_WAITS_S, Entry, Queue
+from bench.plans.queue import FOLDER, OF_THE_DISK, RACE_WAITS_S, Entry, Queue, code
 from bench.plans.race import planning, runner, state
 from bench.record import race_folder
 
@@ -102,8 +102,17 @@ class Agent:
 
         The first that fits this machine is waited for, so that one that needs many GPUs is not passed over for ever.
         """
-        for entry in shares.order(self.queue):
-            if entry.command[:1] and entry.command[0] in self.verbs and self._may_begin(entry):
+        waiting = shares.order(self.queue)
+        own_code = code() if waiting else None
+        for entry in waiting:
+            if entry.code not in (None, own_code):
+                remedy = "start an agent from that checkout, or cancel the entry and submit it from the agents' one"
+                why = f"{entry.id}: waits, because it was submitted from other code than this agent's: {remedy}"
+                if why not in self._reported:
+                    with contextlib.suppress(OSError), self.queue.opened_log(entry) as log:
+                        log.write(f"{why}\n".encode())
+                self._report_once(why)
+            elif entry.command[:1] and entry.command[0] in self.verbs and self._may_begin(entry):
                 with leases.free(entry.num_gpus) as devices:
                     if devices is None:
                         break

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NotRequired, TypedDict, cast
 
 from bench.base import atomic, credentials
-from bench.base.paths import working_folder
-from bench.base.reading import json_file, plain_file
+from bench.base.paths import REPO, working_folder
+from bench.base.reading import json_file
 from bench.base.reading.damage import BAD, Damaged, reading_record
 from bench.config import groups
+from bench.machine import code_copy
 
 FOLDER = "queue"  # the name of the folder in a results folder
 LEASE_S = 120.0  # longer than an agent needs to end what it runs
@@ -48,6 +49,7 @@ class Entry(NamedTuple):
     num_gpus: int
     command: list[str]
     env: dict[str, str]
+    code: str | None = None  # code() of the checkout that it was submitted from; None: an old entry
     token: str | None = None  # of the agent that has taken it
 
     @property
@@ -66,6 +68,7 @@ class Submitted(TypedDict):
     num_gpus: int
     command: list[str]  # a verb and its arguments
     env: dict[str, str]  # the submitter's variables that the arguments depend on
+    code: NotRequired[str]
 
 
 class Outcome(TypedDict):
@@ -108,7 +111,7 @@ class Queue:
         kept |= {name: os.environ[name] for name in (groups.VARIABLE, groups.NAME_VARIABLE) if name in os.environ}
         id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         self._make()
-        _write(self._path("waiting", id), Submitted(num_gpus=num_gpus, command=command, env=kept))
+        _write(self._path("waiting", id), Submitted(num_gpus=num_gpus, command=command, env=kept, code=code()))
         return id
 
     def cancel(self, id: str) -> Entry:
@@ -148,22 +151,21 @@ class Queue:
                 outcomes.append(cast(Outcome, json_file.read(path, Outcome)))
         return outcomes
 
-    def _entries(self, state: str) -> list[Entry]:
-        entries = []
-        for path in sorted((self.folder / state).glob("*.json")):
-            with contextlib.suppress(Damaged):  # it was taken a moment ago, or is not an entry
-                entries.append(_entry(path))
-        return entries
-
     def unreadable(self) -> list[str]:
         """Returns why files of waiting/ cannot be read as entries, one sentence per file."""
-        why = []
-        for path in sorted((self.folder / "waiting").glob("*.json")):
+        faults: list[str] = []
+        self._entries("waiting", faults)
+        return faults
+
+    def _entries(self, state: str, faults: list[str] | None = None) -> list[Entry]:
+        entries = []
+        for path in sorted((self.folder / state).glob("*.json")):
             try:
-                _entry(path)
-            except Damaged as error:
-                why += [str(error)] * path.exists()
-        return why
+                entries.append(_entry(path))
+            except Damaged as error:  # it was taken a moment ago, or is not an entry
+                if faults is not None and path.exists():
+                    faults.append(str(error))
+        return entries
 
     # ---- agents
 
@@ -291,13 +293,11 @@ class Queue:
         return self.folder / "logs" / f"{entry.id}.log"
 
     def opened_log(self, entry: Entry) -> IO[bytes]:
-        """Opens log() for appending, or a second log if it is another user's or no plain file. Raises OSError."""
-        try:
-            return _opened_log(self.log(entry))
-        except OSError as error:
-            if error.errno in OF_THE_DISK:
-                raise
-            return _opened_log(self.log(entry).with_stem(entry.name))
+        """Opens log() for appending, as agents of other users in the queue's group can too. Raises OSError."""
+        file = open(self.log(entry), "ab")  # noqa: SIM115
+        with contextlib.suppress(PermissionError):  # another user's
+            _share(file.fileno(), self.log(entry).parent, stat.S_IRGRP | stat.S_IWGRP)
+        return file
 
     def check_trust(self) -> None:
         """Makes the folder. Raises ValueError if everybody may write into it, or this user may not."""
@@ -318,6 +318,11 @@ class Queue:
 
     def _lease(self, entry: Entry) -> Path:
         return self.folder / "taken" / f"{entry.name}.lease"
+
+
+def code() -> str:
+    """Returns a hash of this checkout's bench/, models/ and conf/ as they are now."""
+    return code_copy.content_of(REPO).sha256
 
 
 def _entry(path: Path) -> Entry:
@@ -353,17 +358,10 @@ def _write_first(path: Path, content: Mapping[str, Any]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _opened_log(path: Path) -> IO[bytes]:
-    file = open(path, "ab", opener=lambda name, flags: plain_file.open_now(name, flags | os.O_NOFOLLOW))  # noqa: SIM115
-    with contextlib.suppress(PermissionError):  # another user's
-        _share(file.fileno(), path.parent)
-    return file
-
-
-def _share(fd: int, folder: Path) -> None:
-    """Lets the group read the file, whatever the umask, if it may write into the folder."""
+def _share(fd: int, folder: Path, rights: int = stat.S_IRGRP) -> None:
+    """Gives the group rights to the file, whatever the umask, if it may write into the folder."""
     if folder.stat().st_mode & stat.S_IWGRP:
-        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | stat.S_IRGRP)
+        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | rights)
 
 
 def _name_of(uid: int) -> str:

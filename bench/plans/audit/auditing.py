@@ -65,7 +65,7 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
         ),
         "audits": audits,
     }
-    certificates.write_audit(folder, audited)
+    atomic.write_json(folder / certificates.AUDIT_FILE, audited)
     return audited
 
 
