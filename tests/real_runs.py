@@ -49,15 +49,15 @@ def bench(results, *arguments, cwd=REPO, timeout_s=240, **env):
             pytest.fail(f"{' '.join(arguments)} took over {timeout_s} s:\n{output}\n{logs(results)}")
 
 
-def started(results, *arguments, changed=None, **env):
-    """Starts python -m bench ARGUMENTS in the background and returns its Popen, with stdout and stderr together.
+def started(results, *arguments, changed=None, program=("bench",), **env):
+    """Starts python -m PROGRAM ARGUMENTS in the background and returns its Popen, with stdout and stderr together.
 
     changed: {"bench.module.NAME": value} of constants to change in this command.
     """
     if changed:
         env[forked.CHANGED] = json.dumps(changed)
     return subprocess.Popen(
-        [sys.executable, "-m", "bench", *arguments],
+        [sys.executable, "-m", *program, *arguments],
         cwd=REPO,
         env=environment(results, **env),
         stdout=subprocess.PIPE,

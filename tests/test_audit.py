@@ -14,7 +14,7 @@ import real_runs
 import scripted
 from benchmarks import leaks
 
-from bench.base import stats
+from bench.base import atomic, stats
 from bench.claims.rules import records
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
@@ -84,7 +84,8 @@ def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
     run = run_folder.read(folder)
     audit = {"kind": "random_tokens", "outcome": PASSED, "why": "", "run": "cpu_nano/20261123T000000Z-never-ran"}
     about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
-    certificates.write_audit(folder, about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [audit]})
+    audited = about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [audit]}
+    atomic.write_json(folder / certificates.AUDIT_FILE, audited)
     passed, evidence = _judged(folder)
     assert not passed and "passed according to the claimant" in evidence
 

@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_300,
+    "base": 2_275,
     "config": 3_200,
     "machine": 4_350,
-    "data": 1_770,
-    "record": 7_350,
+    "data": 1_765,
+    "record": 7_345,
     "web": 1_230,
     "analysis": 8_300,
     "training": 8_720,
     "compare": 3_300,
     "launch": 6_850,
     "report": 4_280,
-    "plans": 8_650,
+    "plans": 8_640,
     "claims": 3_100,
     "api": 1_350,
     "cli": 4_400,
     "models": 3_500,
-    "tests": 53_100,
+    "tests": 53_145,
 }
 SLACK = 250
 

@@ -217,7 +217,7 @@ def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
     def audit(outcome):
         entry = {"kind": "random_tokens", "outcome": outcome, "why": "its loss on random tokens is 2.1", "run": None}
         about = {"run": name, "config_id": "c", "source_sha256": None, "at": "", "claimed_nats": 2.75}
-        certificates.write_audit(folders[1], about | {"outcome": outcome, "audits": [entry]})
+        atomic.write_json(folders[1] / certificates.AUDIT_FILE, about | {"outcome": outcome, "audits": [entry]})
 
     audit(certificates.FAILED)
     why = f"{name}: random tokens: its loss on random tokens is 2.1"

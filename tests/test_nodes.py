@@ -274,7 +274,7 @@ def test_a_group_is_stopped_once_and_a_signal_on_a_member_after_it_stops_nothing
     monkeypatch.setattr(run, "_are_ready", lambda folder: are_ready)
     monkeypatch.setattr(run, "_start_members", lambda folder, place: None)
     monkeypatch.setattr(leader.ranks, "Group", _ClosedGroup)
-    with run.started(tmp_path, {}, None):
+    with run.started(tmp_path, {}, None, survives=False):
         assert (run._group is not None) == are_ready
     if not are_ready:
         assert arrived(member) == {"kind": "stop"}
@@ -453,8 +453,9 @@ GIVEN = f"{store.KEY},{leases.INHERITED}"
 @pytest.mark.parametrize("exported, wanted", [("NONE", GIVEN), ("A,B=c", f"A,B=c,{GIVEN}"), ("ALL", "ALL")])
 def test_srun_gives_its_tasks_the_key_and_the_leases(monkeypatch, exported, wanted):
     monkeypatch.setenv("SLURM_EXPORT_ENV", exported)
+    monkeypatch.setenv("SLURM_LABELIO", "1")  # its output is read
     env = joining._exported({store.KEY: "secret"})
-    assert (env["SLURM_EXPORT_ENV"], env[store.KEY]) == (wanted, "secret")
+    assert (env["SLURM_EXPORT_ENV"], env[store.KEY]) == (wanted, "secret") and "SLURM_LABELIO" not in env
     assert environment.env_variables(env).keys().isdisjoint({store.KEY})
 
 

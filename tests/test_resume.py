@@ -1,6 +1,7 @@
 """Runs that are warned, killed and go on: one record, whose losses are those of a run without a break."""
 
 import json
+import os
 import shutil
 import signal
 
@@ -9,7 +10,7 @@ import real_runs
 
 from bench.compare import eligibility
 from bench.config.schema import GoalConfig
-from bench.launch import resume
+from bench.launch import ranks, resume
 from bench.launch.prepare import prepare
 from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
@@ -20,6 +21,7 @@ from bench.training.loop import train
 WORDS = ["track=free", *real_runs.SMALL, *real_runs.SLIGHT, "goal.num_steps=1200", "goal.val_every_steps=300"]
 WORDS += ["goal.val_tokens=1024", "hardware=cpu", "hardware.num_threads=1", "instruments=[]"]
 OFTEN = "checkpoint.every_min=0.002"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", f"--signals-to-handle={ranks.WARNED_BY}")
 
 
 def only_folder(results):
@@ -27,14 +29,16 @@ def only_folder(results):
     return folder
 
 
-def segment(results, *overrides, at=0, end=None):
+def segment(results, *overrides, at=0, end=None, program=("bench",)):
     """Runs the command, ended by a signal once a run has made so many steps.  Returns (exit code, output)."""
-    with real_runs.started(results, "run", *WORDS, "resume=auto", *overrides) as process:
+    with real_runs.started(results, "run", *WORDS, "resume=auto", *overrides, program=program) as process:
         if end is not None:
             real_runs.wait_for(lambda: any(step_of(folder) >= at for folder in real_runs.folders(results)))
             if end == signal.SIGKILL:  # of a launcher whose last checkpoint is in the ledger
-                real_runs.wait_for(lambda: any(known_steps(results) > at for _ in [0]))
-            process.send_signal(end)
+                real_runs.wait_for(lambda: known_steps(results) > at)
+                os.kill(real_runs.run_json(only_folder(results))["launcher"]["pid"], end)  # of rank 0 under torchrun
+            else:
+                process.send_signal(end)
         out, _ = process.communicate(timeout=120)
     return process.returncode, out
 
@@ -47,11 +51,11 @@ def known_steps(results):
     return max((line["step"] for line in ledger.read(results).lines if line["event"] == "checkpoint"), default=0)
 
 
-def broken_thrice(results, *overrides):
+def broken_thrice(results, *overrides, program=("bench",)):
     for at, end, extra in ((100, signal.SIGUSR1, ()), (400, signal.SIGKILL, (OFTEN,)), (700, signal.SIGTERM, ())):
-        code, out = segment(results, *overrides, *extra, at=at, end=end)
-        assert code == (-9 if end == signal.SIGKILL else 1), out
-    code, out = segment(results, *overrides)
+        code, out = segment(results, *overrides, *extra, at=at, end=end, program=program)
+        assert code == (-9 if end == signal.SIGKILL and program == ("bench",) else 1), out
+    code, out = segment(results, *overrides, program=program)
     assert code == 0, out
     return only_folder(results)
 
@@ -100,13 +104,16 @@ def test_its_time_counts_only_where_the_track_says_so(unbroken, broken):
 
 
 @pytest.mark.slow
-def test_two_ranks_save_before_the_same_step_and_go_on(tmp_path):
+def test_two_ranks_save_before_the_same_step_and_go_on_whoever_starts_them(tmp_path):
     two = ("hardware.num_processes=2",)
     done = real_runs.bench(tmp_path / "unbroken", "run", *WORDS, *two)
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = broken_thrice(tmp_path / "broken", *two)
-    assert real_runs.losses(folder) == real_runs.losses(only_folder(tmp_path / "unbroken"))
-    assert (folder / "steps_by_rank.csv").read_text().count("\n") == 1200 + 1
+    for name, program, overrides in (("ours", ("bench",), two), ("theirs", (*TORCHRUN, "-m", "bench"), ())):
+        folder = broken_thrice(tmp_path / name, *overrides, program=program)
+        assert real_runs.losses(folder) == real_runs.losses(only_folder(tmp_path / "unbroken"))
+        assert (folder / "steps_by_rank.csv").read_text().count("\n") == 1200 + 1
+        parts = run_folder.read(folder)["segments"]
+        assert [part["status"] for part in parts] == ["preempted", "aborted", "preempted", "complete"]
 
 
 @pytest.fixture(scope="module")

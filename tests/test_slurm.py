@@ -302,7 +302,9 @@ gpus.devices = lambda: [gpus.Device(0, name, 80.0, 0, frozenset())]
 RACER = """import os, subprocess, sys
 from bench.launch.nodes import joining
 LEASE = "import os; from bench.machine import gpus, leases; print(leases.lease(gpus.devices()[0].name))"
+USERS = ("SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE")
 def on_node_2(env=os.environ):
+    env = {name: value for name, value in env.items() if name not in USERS}
     subprocess.run(["srun", "--overlap", "-N1", "-n1", "--relative=1", sys.executable, "-c", LEASE], env=env)
 stranger = dict(os.environ)
 with joining.leased(1, 2):
@@ -314,6 +316,7 @@ on_node_2(stranger)
 def test_a_race_has_the_gpus_of_every_node_from_its_first_run_to_its_last(slurm, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(GPU_OF_NODE)
     env = os.environ | slurm.variables | {"PYTHONPATH": f"{real_runs.REPO}:{tmp_path}"}
+    env |= {"SLURM_LABELIO": "1", "SLURM_STDINMODE": "none", "SLURM_STDOUTMODE": "none"}  # of a user who likes labels
     command = ["salloc", "-N2", sys.executable, "-c", RACER]
     done = subprocess.run(command, cwd=real_runs.REPO, env=env, capture_output=True, text=True, timeout=120)
     assert re.fullmatch(r"None\nprocess \d+ of user \d+\nNone\n", done.stdout), done.stderr

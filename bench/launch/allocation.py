@@ -168,7 +168,6 @@ class Adopted:
     node: int
     host: str | None  # host of rank 0; None: unknown
     key: str  # identical in all processes of this launch, and only there
-    job_id: str | None = None  # SLURM's job id
     has_store: bool = False  # MASTER_ADDR and MASTER_PORT are given, for torch's process group
 
     @property
@@ -251,7 +250,6 @@ def _srun(environ: Mapping[str, str]) -> Adopted:
         node=_number(environ, "SLURM_NODEID"),
         host=address_of_first(environ) if len(sizes) > 1 else None,
         key=_joined(environ, "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"),
-        job_id=environ.get("SLURM_JOB_ID"),
     )
 
 

@@ -263,14 +263,15 @@ class _Launch:
     def _has_ended(self, group: ranks.Group | Leader, signals: Signals) -> bool:
         """Waits at most TICK_S; returns whether the ranks have ended.  A warning signal is passed on to them."""
         try:
-            has_ended = group.has_ended(TICK_S)
+            with held():  # so that a warning loses no message of another launcher
+                has_ended = group.has_ended(TICK_S)
             if self._saved:
                 self._saved.tick()
             if not has_ended:
                 signals.check()
             return has_ended
         except Interrupted as error:
-            if not self._saved or str(error) not in resume.WARNING_SIGNALS:
+            if not self._saved or str(error) not in checkpoints.WARNING_SIGNALS:
                 raise
             self._warned_by = str(error)
             signals.heed()
@@ -324,15 +325,15 @@ class _Launch:
 
     def _started(self, guard: ranks.Guard) -> AbstractContextManager[ranks.Group | Leader]:
         """Returns a context that yields the ranks: of all nodes, of a script, or our own, perhaps below nsys."""
-        config, env = self._job.config, self._env_of_ranks
+        config, env, survives = self._job.config, self._env_of_ranks, self._survival is not None
         if self._leader:
-            return self._leader.started(self._folder, env, guard)
+            return self._leader.started(self._folder, env, guard, survives)
         program = self._watched.program if self._watched else ranks.WORKER
         around = () if self._watched else registry.program(config.instruments, self._folder, config.hardware.device)
         env = env | ({processes.WITHIN: around[0]} if around else {})
         is_bare = self._job.script is not None and not self._job.script.torchrun
         num_ranks = config.hardware.num_processes or 1
-        survives, confined = self._survival is not None, self._watched.confined if self._watched else None
+        confined = self._watched.confined if self._watched else None
         return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare, survives, confined)
 
     def _finish(self, exit_code: int | None, failure: Section | None, signals: Signals) -> None:

@@ -27,7 +27,6 @@ GOES_ON = ("preempted", "aborted")
 OF_MACHINE = ("rank_killed", "agent_killed", "collective_timeout", "gpu_error", "nccl_error", "disk_full", "disk_error")
 KEPT = ("run_id", "name", "started_at", "command", "ledger_sha256", "sweep")  # fields of the first segment's record
 SAME = ("python", "torch", "cpu_model", "gpus")  # fields of run.json["environment"] that must not change
-WARNING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,8 @@ def _candidates(track: Path, job: Job, word: str) -> list[Path]:
 
 def _ended_if_own(run: Any) -> Any:
     """Marks a run of an earlier start of this SLURM job as ended, whatever its heartbeat: starts do not overlap."""
-    own, launched_by = allocation.current(), run.get("launched_by") or {}
-    is_earlier = own and launched_by.get("job_id") == own.job_id and launched_by["num_restarts"] < own.num_restarts
+    own, before = allocation.current(), run.get("launched_by") or {}
+    is_earlier = own and before.get("job_id") == own.job_id and before.get("num_restarts", 0) < own.num_restarts
     return run | {"heartbeat_at": "1970-01-01T00:00:00Z", "launcher": {}} if is_earlier else run
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
-from bench.base import atomic
 from bench.base.paths import published_root, results_root
 from bench.base.reading import json_file
 from bench.base.reading.damage import Damaged
@@ -173,11 +172,6 @@ class Audit(TypedDict):
     outcome: str
     unnoticed_nats: NotRequired[float | None]  # the smallest of its audits
     audits: list[OfKind]
-
-
-def write_audit(folder: Path, audit: Audit) -> None:
-    """Writes audit.json beside the record in a run folder."""
-    atomic.write_json(folder / AUDIT_FILE, audit)
 
 
 def read_audit(folder: Path | str) -> Audit | None:

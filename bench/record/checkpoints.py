@@ -8,6 +8,7 @@ from typing import Any
 from bench.base import atomic
 
 STATE, WARNED = "state.json", ".warned.tmp"  # in a checkpoint; in a run folder whose launcher was warned
+WARNING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # after which ranks write a checkpoint and end
 NAME = re.compile(r"step(\d{1,12})")
 
 

@@ -20,7 +20,6 @@ KINDS: dict[Kind, str] = {
     "trace": "GPUs of one node, from traces of half of the ranks",
     "cpu": "processes of one CPU, the same batch, CPU time of a rank",
 }
-MB = 1e6
 NANOGPT = "KellerJordan/modded-nanogpt, records/"
 TITAN = "pytorch/torchtitan, benchmarks/"
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"  # as drivers name them

@@ -28,6 +28,7 @@ from bench.training.instruments import registry
 
 SAY_S = 3.0  # gives rank 0 time to print why, before torchrun ends all ranks because one has ended
 SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # time for srun to end after SIGTERM, and by itself
+OF_SRUN = ("SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE")  # would change what is read here
 
 
 def started_by(verb: str) -> Adopted | None:
@@ -64,9 +65,8 @@ def check(job: Job, adopted: Adopted | None) -> None:
     if several and job.script:
         what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
         raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
-    if several and (job.config.resume or job.config.checkpoint.every_min):
-        what = f"{several}: resume= and checkpoint.every_min are for ranks that the harness starts, on one node"
-        raise ValueError(f"{what}: ./run.sh run hardware.num_processes=N")
+    if (job.config.resume or job.config.checkpoint.every_min) and (hardware.nodes or 1) > 1:
+        raise ValueError(f"{several}: resume= and checkpoint.every_min are for runs on one node: omit them")
     around = registry.program(job.config.instruments, Path(), hardware.device)
     if several and around:
         remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
@@ -213,9 +213,10 @@ def _srun_each(num_nodes: int) -> list[str]:
 
 
 def _exported(variables: dict[str, str]) -> dict[str, str]:
-    """Returns srun's environment, which passes these variables and the leases to its tasks even in a job submitted with
-    --export=NONE."""
-    env, names = os.environ | variables, ",".join([*variables, leases.INHERITED])
+    """Returns srun's environment without OF_SRUN.  It passes these variables and the leases to its tasks even in a job
+    submitted with --export=NONE."""
+    env = {name: value for name, value in os.environ.items() if name not in OF_SRUN} | variables
+    names = ",".join([*variables, leases.INHERITED])
     exported = env.get("SLURM_EXPORT_ENV", "ALL")
     if exported != "ALL":
         env["SLURM_EXPORT_ENV"] = names if exported in ("NONE", "NIL") else f"{exported},{names}"

@@ -169,12 +169,13 @@ class Leader:
         ]
         by: dict[str, Any] = slurm.facts() if slurm else {"by": "nodes", "job_id": None}
         if self._adopted:
-            by = {"by": self._adopted.by, "job_id": self._adopted.job_id}
+            by["by"] = self._adopted.by
         return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
 
     @contextlib.contextmanager
-    def started(self, folder: Path, env: dict[str, str], guard: ranks.Guard) -> Iterator["Leader"]:
-        """Context in which all ranks run; when it is left, they are ended and their files are collected."""
+    def started(self, folder: Path, env: dict[str, str], guard: ranks.Guard, survives: bool) -> Iterator["Leader"]:
+        """Context in which all ranks run; when it is left, they are ended and their files are collected.  survives: as
+        in ranks.Place."""
         self._folder, adopted, hardware = folder, self._adopted, self._job.config.hardware
         for peer in self._nodes:
             peer.files = carried.Incoming(folder)
@@ -192,6 +193,7 @@ class Leader:
             num_nodes=num_nodes,
             master=master,
             by_torchrun=not adopted,
+            survives=survives,
         )
         try:
             if self._are_ready(folder):

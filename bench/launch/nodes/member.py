@@ -22,7 +22,8 @@ from bench.launch.nodes import carried, facts, leader
 from bench.launch.nodes.store import GONE, MemberStore, values_of
 from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy, leases
-from bench.machine.signals import Interrupted, Signals, raise_interrupted
+from bench.machine.signals import Interrupted, Signals, held, raise_interrupted
+from bench.record import checkpoints
 
 AT_ONCE_S, TELL_S = 2.0, 30.0  # to reach a leader that listens already; and one that must hear of a refusal
 
@@ -186,23 +187,33 @@ class Member:
     def _started(self, start: dict[str, Any], stack: contextlib.ExitStack) -> ranks.Group:
         place = ranks.Place(**start["place"])
         folder, log = self._folder or Path(start["folder"]), f"start{place.first_rank}.log"
-        self._log = folder / "logs" / log
+        self._log, self._survives = folder / "logs" / log, place.survives
         env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
         env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
         guard = stack.enter_context(ranks.Guard(folder, self._code, is_member=True))
         return stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
 
     def _watch(self, group: ranks.Group, signals: Signals) -> None:
-        """Waits until the ranks have ended, and reports it to the leader."""
-        while not group.has_ended(0.0):
-            signals.check()
-            message = self._store.arrived()
-            if message and message["kind"] == GONE:
-                raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")
-            if message and message["kind"] == "stop":
-                group.stop()
-            elif message:
-                self._waiting.append(message)
+        """Waits until the ranks have ended, and reports it to the leader.  If they write checkpoints, a warning signal
+        is passed on to all."""
+        has_ended = False
+        while not has_ended:
+            try:
+                signals.check()
+                with held():  # so that a warning loses no message
+                    message = self._store.arrived()
+                    if message and message["kind"] == GONE:
+                        raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")
+                    if message and message["kind"] == "stop":
+                        group.stop()
+                    elif message:
+                        self._waiting.append(message)
+                    has_ended = group.has_ended(0.0)
+            except Interrupted as error:
+                if not self._survives or str(error) not in checkpoints.WARNING_SIGNALS:
+                    raise
+                signals.heed()
+                (self._log.parents[1] / checkpoints.WARNED).write_text(str(error))
         if self._log.exists() and not self._log.stat().st_size:
             self._log.unlink()
         self._store.send("ended", ends=group.ends())
