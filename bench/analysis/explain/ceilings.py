@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bench.analysis.explain import parts, serving, traffic
 from bench.analysis.trace import formulas, operators
 from bench.analysis.trace.rank import Rank
@@ -203,6 +205,13 @@ class Operators:
             key = (*key[:2], evidence)
         num_bytes = self.facts(key, kernel)["moved_bytes"]
         return key if num_bytes and self.ceilings.bandwidth(num_bytes) else None
+
+    def keys(self, rows: np.ndarray) -> tuple[list[Key | None], np.ndarray]:
+        """Returns (what key() returns for different operators, the index of each row's in it)."""
+        rank = self._rank
+        packed = rank.name[rows].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[rows] + 1
+        _, first, index = np.unique(2 * packed + self._is_leaf[rows], return_index=True, return_inverse=True)
+        return [self.key(row) for row in rows[first].tolist()], index
 
     def add(
         self, step: int, row: int, key: Key, where: str | None, ns: int, change: parts.Change | None = None

@@ -4,15 +4,17 @@ Steps are those of window.device_spans(), which tile the time.  Where several ro
 computation before communication before copies; where none runs, to what the device waited for.
 """
 
+import bisect
+import collections
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bench.analysis.explain import captures, parts, serving
 from bench.analysis.explain.ceilings import Ceilings, Operators, label
-from bench.analysis.explain.host import MIN_GAP_NS, Thread, main_track
+from bench.analysis.explain.host import Segments, Thread, main_track
 from bench.analysis.trace import attribution, categories, device_time, events, operators, window
 from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
 from bench.analysis.trace.rank import Rank
@@ -51,37 +53,38 @@ class Device:
     ) -> None:
         rows, self.waits = rank.device_rows(), waits or {}
         self.rank, self.rules = rank, rules
-        self.rows = rows[np.argsort(rank.ts[rows], kind="stable")]
-        self.kinds = device_time.types(rank, self.rows, rules)
-        self.calls = window.launches(rank, self.rows)
-        self.operators = attribution.operators(rank, self.rows)
-        self.captured = captures.operators(rank, self.rows, captured)
-        annotations = attribution.annotations(rank, self.rows)
-        sources = attribution.around_launch(rank, self.calls, events.PYTHON, attribution.is_source)
+        rows = rows[np.argsort(rank.ts[rows], kind="stable")]
+        self.kinds: list[int] = device_time.types(rank, rows, rules).tolist()
+        calls, ops = window.launches(rank, rows), attribution.operators(rank, rows)
+        self.captured = captures.operators(rank, rows, captured)
+        annotations = attribution.annotations(rank, rows)
+        sources = attribution.around_launch(rank, calls, events.PYTHON, attribution.is_source)
+        self.names = [rank.names[name] for name in rank.name[rows].tolist()]
         self.annotations = rank.names_of(annotations)
-        known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, self.operators))
+        known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, ops))
         self.where = rank.names_of(known)
-        self.phases = attribution.phases(rank, self.rows)
-        lengths = attribution.around_launch(rank, self.calls, events.ANNOTATION, serving.Lengths.from_name)
+        self.phases = attribution.phases(rank, rows)
+        lengths = attribution.around_launch(rank, calls, events.ANNOTATION, serving.Lengths.from_name)
         self.lengths = [serving.Lengths.from_name(name or "") for name in rank.names_of(lengths)]
-
-    def name(self, number: int) -> str:
-        """Returns the name of row .rows[number]."""
-        return self.rank.names[self.rank.name[self.rows[number]]]
+        columns = (rows, rank.ts[rows], rank.end[rows], calls, ops)
+        self.rows, self.starts, self.ends, self.calls, self.operators = (column.tolist() for column in columns)
 
     def title(self, number: int) -> str:
-        """Returns name(), or if the kernel is a template that many operators share, the operator that launched it."""
-        name, (rank, row, _) = self.name(number), self.operator(number)
-        return name if row < 0 or TEMPLATE not in name else rank.names[rank.name[row]]
+        """Returns a row's name, or if the kernel is a template that many operators share, that of its operator."""
+        name = self.names[number]
+        if TEMPLATE not in name:
+            return name
+        rank, row, _ = self.operator(number)
+        return name if row < 0 else rank.names[rank.name[row]]
 
     def operator(self, number: int) -> captures.Operator:
         """Returns the operator that launched a row, also one within a graph; its row is -1 if not known."""
-        known = self.captured.get(int(self.rows[number]))
-        return known or captures.Operator(self.rank, int(self.operators[number]), int(self.calls[number]))
+        known = self.captured.get(self.rows[number])
+        return known or captures.Operator(self.rank, self.operators[number], self.calls[number])
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """Returns the share of a collective's time, without waiting, that its bytes need; 0 if not known."""
-        row = int(self.rows[number])
+        row = self.rows[number]
         collective, own_ns = (
             operators.collective_of(self.rank, row),
             int(self.rank.dur[row]) - self.waits.get(row, (0,))[0],
@@ -91,31 +94,8 @@ class Device:
 
     def is_optimizer(self, number: int) -> bool:
         """Returns whether a row belongs to the optimizer, by its name, annotation or phase."""
-        by_name = categories.category(self.name(number), self.annotations[number], self.rules)
+        by_name = categories.category(self.names[number], self.annotations[number], self.rules)
         return categories.OPTIMIZER in (by_name, self.phases[number])
-
-
-class _Threads:
-    """The threads of a rank, each built when it is first needed.  main: the track of the main thread, or None."""
-
-    def __init__(self, rank: Rank) -> None:
-        self._rank, self.main = rank, main_track(rank)
-        self._made: dict[int, Thread] = {}
-
-    def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int, int]]:
-        """Yields (Piece, begin ns, end ns) of what a thread did, or where it was idle, of what the main thread did."""
-        thread = self._of(track)
-        for begin, end, row in thread.segments(low, high):
-            if row < 0 and track != self.main and self.main is not None:
-                yield from self.explain(self.main, begin, end)
-            else:
-                piece = end - begin >= MIN_GAP_NS and thread.gap(begin, end, row) or thread.explained(row, begin)
-                yield piece, begin, end
-
-    def _of(self, track: int) -> Thread:
-        if track not in self._made:
-            self._made[track] = Thread(self._rank, track)
-        return self._made[track]
 
 
 class _Range(NamedTuple):
@@ -138,89 +118,114 @@ class _Division:
 
     def __init__(self, device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> None:
         self.device, self.ceilings = device, ceilings
-        self.pieces, self.threads = parts.Pieces(counted), _Threads(device.rank)
+        self.pieces, self.main = parts.Pieces(counted), main_track(device.rank)
+        # By thread: (step, begin ns, end ns, index into .late or -1) of spans in which the device waited for the host.
+        self.on_host: dict[int, list[tuple[int, int, int, int]]] = collections.defaultdict(list)
+        self.late: list[tuple[parts.Piece, parts.Change]] = []  # of rows that begin too late for their launch
         ranks = {id(of.rank): of.rank for of in device.captured.values()} | {id(device.rank): device.rank}
         self.known = {key: Operators(rank, ceilings) for key, rank in ranks.items()}
         for index, (_, begin, end) in enumerate(counted):
             ranges, seen = self._ranges(begin, end), set()
             for low, high, owner in owners([ranged[:3] for ranged in ranges], begin, end):
-                self.pieces.at_ns = low
                 if owner < 0:
                     self._idle(index, low, high)
                 else:
-                    self._running(index, ranges[owner], high - low, int(owner not in seen))
+                    self._running(index, ranges[owner], low, high - low, int(owner not in seen))
                     seen.add(owner)
-        self.pieces.at_ns = None
+        self._add_host()
         for operators_of_rank in self.known.values():
             operators_of_rank.into(self.pieces)
 
+    def _add_host(self) -> None:
+        """Adds what threads did in the spans of .on_host, or where one was idle, what the main thread did.
+
+        A row that is late waits for work that was not recorded if the host waits for the device, else for a stream.
+        """
+        for track in sorted(self.on_host, key=lambda track: track == self.main):  # which may get spans of the others
+            thread = Thread(self.device.rank, track)
+            steps, lows, highs, late = np.array(self.on_host[track], np.int64).T
+            segments = thread.segments(lows, highs)
+            steps, late = steps[segments.span], late[segments.span]
+            if track != self.main and self.main is not None:
+                idle = segments.place < 0
+                spans = zip(*(of[idle].tolist() for of in (steps, segments.begin, segments.end, late)))
+                self.on_host[self.main] += spans
+                segments, steps, late = Segments(*(of[~idle] for of in segments)), steps[~idle], late[~idle]
+            number, on_time = thread.pieces(segments), late < 0
+            columns = (steps, segments.begin, segments.end, number)
+            self.pieces.add_host(thread.distinct, *(column[on_time] for column in columns))
+            for step, begin, end, index, place in zip(*(column[~on_time].tolist() for column in (*columns, late))):
+                piece, (otherwise, change) = thread.distinct[index], self.late[place]
+                piece = piece if piece.part == parts.SYNC else otherwise
+                self.pieces.add(step, piece, end - begin, 1, change, begin)
+
     def _ranges(self, begin: int, end: int) -> list[_Range]:
         """Returns the ranges of rows that run between begin and end; a row that waited has two, waiting first."""
-        device, rank = self.device, self.device.rank
-        ranges = []
-        mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)
-        for number in np.flatnonzero(mine).tolist():
-            row, layer = int(device.rows[number]), int(device.kinds[number])
-            low, wait = int(rank.ts[row]), device.waits.get(row)
+        device, ranges = self.device, []
+        for number, (row, low, high) in enumerate(zip(device.rows, device.starts, device.ends)):
+            if high <= begin or low >= end:
+                continue
+            layer, wait = device.kinds[number], device.waits.get(row)
             if wait is not None and wait[0]:
                 ranges.append(_Range(low, low + wait[0], layer, number, wait))
                 low += wait[0]
-            ranges.append(_Range(low, int(rank.end[row]), layer, number))
+            ranges.append(_Range(low, high, layer, number))
         return ranges
 
-    def _running(self, index: int, ranged: _Range, ns: int, count: int) -> None:
-        """Adds ns of a step, in which a device row ran or waited, to its pieces."""
+    def _running(self, index: int, ranged: _Range, low: int, ns: int, count: int) -> None:
+        """Adds ns of a step from low on, in which a device row ran or waited, to its pieces."""
         device, pieces, number = self.device, self.pieces, ranged.number
         rank, operator, call = device.operator(number)
-        known, where, name = self.known[id(rank)], device.where[number], device.name(number)
-        change = parts.Change(int(device.rows[number]), 0)
+        known, where, name = self.known[id(rank)], device.where[number], device.names[number]
+        change = parts.Change(device.rows[number], 0)
         if ranged.wait is not None:
-            pieces.add(index, parts.Piece(parts.WAITING, name, where, ranged.wait[1]), ns, count)
+            pieces.add(index, parts.Piece(parts.WAITING, name, where, ranged.wait[1]), ns, count, None, low)
         elif ranged.layer in PART_OF_LAYER:
             is_message = ranged.layer == device_time.COMMUNICATION
             wire_ns = round(ns * device.wire_frac(number, self.ceilings)) if is_message else 0
-            pieces.add(index, parts.Piece(parts.WIRE, name, where), wire_ns, count, change)
-            pieces.add(index, parts.Piece(PART_OF_LAYER[ranged.layer], name, where), ns - wire_ns, count, change)
+            pieces.add(index, parts.Piece(parts.WIRE, name, where), wire_ns, count, change, low)
+            piece = parts.Piece(PART_OF_LAYER[ranged.layer], name, where)
+            pieces.add(index, piece, ns - wire_ns, count, change, low + wire_ns)
         elif operator >= 0 and (key := known.key(operator, name, call, device.lengths[number])):
             known.add(index, operator, key, where, ns, change)
-            pieces.passed(parts.Piece(BOUNDED, label(known.facts(key)), where), ns)
+            pieces.passed(parts.Piece(BOUNDED, label(known.facts(key)), where), low, ns)
         else:
             part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
-            pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change)
+            pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change, low)
 
     def _idle(self, index: int, low: int, high: int) -> None:
         """Explains an idle range by the host until the next row's launch, then by the launch or the row's waiting."""
         device, rank, pieces = self.device, self.device.rank, self.pieces
-        following = int(np.searchsorted(rank.ts[device.rows], high))
-        is_end = following == len(device.rows) or rank.ts[device.rows[following]] != high  # the step's end
+        following = bisect.bisect_left(device.starts, high)
+        is_end = following == len(device.rows) or device.starts[following] != high  # the step's end
         number = None if is_end else following
-        call = -1 if number is None else int(device.calls[number])
-        track = self.threads.main if number is None else int(rank.track[call])
+        call = -1 if number is None else device.calls[number]
+        track = self.main if number is None else int(rank.track[call])
         if track is None or number is not None and call < 0:
-            what = None if number is None else f"before {device.name(number)}, whose launch was not recorded"
-            pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
+            what = None if number is None else f"before {device.names[number]}, whose launch was not recorded"
+            pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low, begin_ns=low)
             return
         called = high if number is None else min(max(int(rank.ts[call]), low), high)
-        for piece, begin, end in self.threads.explain(track, low, called):
-            pieces.add(index, piece, end - begin, change=parts.Change(None, end - begin, False, begin))
+        if called > low:
+            self.on_host[track].append((index, low, called, -1))
         if number is None or called == high:
             return
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
         names = f"before {device.title(number)}", device.where[number]
-        change = parts.Change(int(device.rows[number]), 0, is_start=True)
+        change = parts.Change(device.rows[number], 0, is_start=True)
         until, needed_ns = high, 0
         if part == parts.LAUNCH:
             until = min(high, max(called, int(rank.end[call])) + LAUNCH_BELOW_NS)
             needed_ns = min(self.ceilings.launch_ns(), until - called)
-        pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, change=change)
-        pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, change=change)
+        pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, 1, change, called)
+        pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, 1, change, called + needed_ns)
         if part == parts.LAUNCH and (held_ns := min(until, int(rank.end[call])) - called) > 0:  # the host, in its call
             held = parts.Piece(parts.LATENCY if needed_ns else part, *names)
             pieces.changes[held].append(parts.Change(None, held_ns, False, called))
-        for piece, begin, end in self.threads.explain(track, until, high) if until < high else ():
-            is_wait = piece.part == parts.SYNC  # for work of the device that was not recorded
-            pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), end - begin, change=change)
+        if until < high:
+            self.on_host[track].append((index, until, high, len(self.late)))
+            self.late.append((parts.Piece(parts.DEPENDENCY, *names), change))
 
 
 def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[tuple[int, int, int]]:

@@ -6,7 +6,7 @@ they were recorded.  The innermost says what was done, and those around it what 
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,159 +59,181 @@ IS_COLLECTION = Property(COLLECTS.search)
 IS_WAIT = Property(WAITS_FOR_DEVICE.search)
 IS_LOADER = Property(LOADS.search)
 IS_WAIT_FOR_THREAD = Property(WAITS_FOR_THREAD.search)
+NOT_OF_OPERATORS = (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION)  # whatever operator is around them
 EXPLAINED_BY = (
     *(ANYTHING, IS_LINE, IS_COMPILATION, IS_COLLECTION, IS_WAIT, IS_READ, IS_LOADER, IS_WAIT_FOR_THREAD),
     *(IS_ANNOTATION, IS_OUTERMOST_OPERATOR),
 )
 
 
-class Thread:
-    """What a thread of a rank did at each moment: segments() gives time by innermost range, explained() its piece.
+class Segments(NamedTuple):
+    """Time of a thread in which one range is the innermost: int64 arrays of one length, by span and time.
 
-    For each property an array holds, for every range of the thread, the nearest enclosing range that has it, so that
-    the ranges around a range are found without a search.
+    span: index of the span that a segment is of; begin, end: ns; place: index into Thread.ranges, -1 in no range.
+    """
+
+    span: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    place: np.ndarray
+
+
+class Thread:
+    """What a thread of a rank did at each moment: segments() divides time by innermost range, pieces() explains it.
+
+    .ranges: rows of its ranges; collections and compilations that were added from the record come last.  For each
+    property an array holds, for every range, the nearest enclosing range that has it, so that the ranges around a range
+    are found without a search.  .distinct: the pieces to which pieces() refers.
     """
 
     def __init__(self, rank: Rank, track: int | None) -> None:
         rows = np.flatnonzero(rank.is_kind(*KINDS) & (rank.track == track) & (rank.dur > 0))
-        added = rank.is_named(lambda name: name.startswith((COLLECTION, COMPILATION)), rows)
-        self.rank, self.nest, collections = rank, Nest(rank, rows[~added]), Nest(rank, rows[added])
-        edges = np.sort(np.concatenate((rank.ts[rows], rank.end[rows])))
-        self._edges = edges[np.concatenate(([True], edges[1:] != edges[:-1]))] if len(edges) else edges
-        collecting = collections.innermost(self._edges)  # their clock may differ: they cut what is around them
-        self._rows = np.where(collecting >= 0, collecting, self.nest.innermost(self._edges))
-        self._index = {row: index for index, row in enumerate(self.nest.rows.tolist())}
-        within = self.nest.innermost(rank.ts[collections.rows])
-        self._within = dict(zip(collections.rows.tolist(), within.tolist()))
-        self._known: dict[int, parts.Piece | None] = {}  # by row
-        self._names: tuple[np.ndarray, np.ndarray] | None = None  # distinct names of .nest, index of each range's
-        self._nearest: dict[Property, list[int]] = {}
+        is_added = rank.is_named(lambda name: name.startswith((COLLECTION, COMPILATION)), rows)
+        self.rank, self.nest, added = rank, Nest(rank, rows[~is_added]), Nest(rank, rows[is_added])
+        self.ranges = np.concatenate((self.nest.rows, added.rows))
+        place_of = np.full(len(rank.ts) + 1, -1)  # by row; the last is for row -1
+        place_of[self.ranges] = np.arange(len(self.ranges))
+        self._edges = np.unique(np.concatenate((rank.ts[rows], rank.end[rows])))
+        adding = added.innermost(self._edges)  # their clock may differ: they cut what is around them
+        self._places = place_of[np.where(adding >= 0, adding, self.nest.innermost(self._edges))]
+        self._within = place_of[self.nest.innermost(rank.ts[added.rows])]  # the place around each that was added
+        self._names = np.unique(rank.name[self.ranges], return_inverse=True)  # the names, and the index of each range's
+        self._nearest: dict[Property, np.ndarray] = {}
         ops = rows[np.isin(rank.kind[rows], (events.CPU_OP, events.RUNTIME))]
         self._by_end, self._by_start = (ops[np.argsort(of[ops], kind="stable")] for of in (rank.end, rank.ts))
         others = np.flatnonzero(rank.is_kind(events.CPU_OP, events.PYTHON) & (rank.track != track) & (rank.dur > 0))
         self._others = others[np.argsort(rank.end[others], kind="stable")]
-        is_step, parent = self._has(IS_STEP), self.nest.parent
-        tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(parent) else False))]
+        is_step, parent = self._has(IS_STEP)[: len(self.nest.rows)], self.nest.parent
+        tops = self.nest.rows[~is_step & ((parent < 0) | take(is_step, parent, 0).astype(bool))]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
         self._top_ends, self._other_ends = rank.end[self._tops], rank.end[self._others]
         self._ends, self._starts = rank.end[self._by_end], rank.ts[self._by_start]
+        self.distinct: list[parts.Piece] = []
+        self._outside: dict[int, int] = {}  # index into .distinct of time in no range, by what is around it
+        self._explained = self._explain_all()
 
-    def segments(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """Returns [(begin ns, end ns, row of the innermost range or -1)], which tile [begin, end]."""
-        first = int(np.searchsorted(self._edges, begin, side="right"))
-        last = int(np.searchsorted(self._edges, end, side="left"))
-        stamps = [begin, *self._edges[first:last].tolist(), end]
-        rows = self._rows[max(first - 1, 0) : last].tolist() if len(self._edges) else []
-        if first == 0:
-            rows = [-1, *self._rows[:last].tolist()]
-        return [(low, high, row) for low, high, row in zip(stamps[:-1], stamps[1:], rows) if high > low]
+    def segments(self, lows: Sequence[int] | np.ndarray, highs: Sequence[int] | np.ndarray) -> Segments:
+        """Returns the segments that tile each of these spans, [low, high] ns."""
+        lows, highs = np.asarray(lows, np.int64), np.asarray(highs, np.int64)
+        first = np.searchsorted(self._edges, lows, side="right")
+        count = np.maximum(np.searchsorted(self._edges, highs, side="left") - first, 0) + 1
+        span = np.repeat(np.arange(len(lows)), count)
+        nth = np.arange(len(span)) - (np.cumsum(count) - count)[span]
+        edge = first[span] + nth  # at which a segment ends, unless it is the last of its span
+        begin = np.where(nth == 0, lows[span], take(self._edges, edge - 1))
+        is_last = nth == count[span] - 1
+        end = np.where(is_last, highs[span], take(self._edges, np.where(is_last, -1, edge)))
+        kept = end > begin
+        return Segments(span[kept], begin[kept], end[kept], take(self._places, edge - 1)[kept])
 
-    def name(self, row: int) -> str:
+    def name(self, place: int) -> str:
         """Returns the name of a range."""
-        return self.rank.names[self.rank.name[row]]
-
-    def around(self, row: int, wanted: Property) -> int:
-        """Returns the row of the range itself, or of the nearest around it, that has the property; -1 if none has."""
-        if row in self._within:
-            if wanted.test(self.name(row)) and (wanted.kind is None or wanted.kind == self.rank.kind[row]):
-                return row
-            row = self._within[row]
-        index = self._index.get(row, -1)
-        place = self._nearest_of(wanted)[index] if index >= 0 else -1
-        return int(self.nest.rows[place]) if place >= 0 else -1
-
-    def operators(self, row: int) -> Iterator[int]:
-        """Yields the rows of the CPU operators around a range, the range itself included, the innermost first."""
-        while (row := self.around(row, IS_OPERATOR)) >= 0:
-            yield row
-            parent = int(self.nest.parent[self._index[row]])
-            if parent < 0:
-                return
-            row = int(self.nest.rows[parent])
+        return self.rank.names[self.rank.name[self.ranges[place]]]
 
     def _has(self, wanted: Property) -> np.ndarray:
-        """Returns a mask over .nest.rows of the ranges with the property."""
-        if self._names is None:
-            self._names = np.unique(self.nest.name, return_inverse=True)
+        """Returns a mask over .ranges of those with the property."""
         names, index = self._names
         has = np.array([bool(wanted.test(self.rank.names[name])) for name in names.tolist()] or [False])[index]
-        return has if wanted.kind is None else has & (self.rank.kind[self.nest.rows] == wanted.kind)
+        return has if wanted.kind is None else has & (self.rank.kind[self.ranges] == wanted.kind)
 
-    def _nearest_of(self, wanted: Property) -> list[int]:
-        """Returns the index of the nearest range with the property, for each of .nest.rows; itself counts; -1: none."""
+    def nearest(self, wanted: Property) -> np.ndarray:
+        """Returns the place of the nearest range with the property, for each of .ranges; itself counts; -1: none."""
         if wanted not in self._nearest:
             has = self._has(wanted)
             if not wanted.is_step:
                 has &= ~self._has(IS_STEP)
-            nearest = self.nest.nearest(has)
             if wanted.outermost:
-                nearest = self.nest.nearest(has & (take(nearest, self.nest.parent) < 0))
-            self._nearest[wanted] = nearest.tolist()
+                has[: len(self.nest.rows)] &= take(self.nearest_in(has), self.nest.parent) < 0
+            self._nearest[wanted] = self.nearest_in(has)
         return self._nearest[wanted]
 
-    def gap(self, low: int, high: int, row: int) -> parts.Piece | None:
-        """Returns the piece of a long segment without operators, None for any other.  row: its innermost range or -1.
+    def nearest_in(self, has: np.ndarray) -> np.ndarray:
+        """Returns the same for the ranges in a mask over .ranges."""
+        num_nested = len(self.nest.rows)
+        nearest = self.nest.nearest(has[:num_nested])
+        added = np.where(has[num_nested:], np.arange(num_nested, len(has)), take(nearest, self._within))
+        return np.concatenate((nearest, added))
 
-        Its edges explain it: where another thread's range ends just before it does, this thread waited for that one, at
-        a lock or a queue; else the piece names the operators before and after it.
+    def pieces(self, segments: Segments) -> np.ndarray:
+        """Returns the index into .distinct of each segment's piece."""
+        number = take(self._explained, segments.place)
+        outside = np.flatnonzero(number < 0)
+        number[outside] = self._pieces_outside(segments.begin[outside])
+        is_long = segments.end - segments.begin >= MIN_GAP_NS
+        kinds = take(self.rank.kind, take(self.ranges, segments.place), events.ANNOTATION)
+        for index in np.flatnonzero(is_long & (kinds == events.ANNOTATION)).tolist():
+            place, low, high = (int(column[index]) for column in (segments.place, segments.begin, segments.end))
+            is_own = place < 0 or self._explained[place] >= 0 and self.distinct[number[index]].part == parts.HOST
+            if is_own and (piece := self._gap(low, high, None if place < 0 else self.name(place))):
+                number[index] = len(self.distinct)
+                self.distinct.append(piece)
+        return number
+
+    def _gap(self, low: int, high: int, annotation: str | None) -> parts.Piece | None:
+        """Returns the piece of a long segment without operators, None if the thread has no operators at all.
+
+        annotation: the innermost range, None if there is none.  The edges explain the segment: where another thread's
+        range ends just before it does, this thread waited for that one, at a lock or a queue; else the piece names the
+        operators before and after it.
         """
-        if high - low < MIN_GAP_NS or row >= 0 and self.rank.kind[row] != events.ANNOTATION:
-            return None
-        if row >= 0 and self.explained(row, low).part != parts.HOST:
-            return None
-        where = self.name(row) if row >= 0 and not STEP.search(self.name(row)) else None
+        where = annotation if annotation and not STEP.search(annotation) else None
         woke = int(np.searchsorted(self._other_ends, high, side="right")) - 1
         if woke >= 0 and self._other_ends[woke] > max(low, high - HANDED_OVER_NS):
-            return parts.Piece(parts.SYNC, f"waits for a thread: {self.name(self._others[woke])}", where)
+            return parts.Piece(parts.SYNC, f"waits for a thread: {self.rank.names_of([self._others[woke]])[0]}", where)
         before = int(np.searchsorted(self._ends, low, side="right")) - 1
         after = int(np.searchsorted(self._starts, high))
-        edges = [f"after {self.name(self._by_end[before])}"] if before >= 0 else []
-        edges += [f"before {self.name(self._by_start[after])}"] if after < len(self._by_start) else []
+        edges = [f"after {name}" for name in self.rank.names_of(self._by_end[max(0, before) : before + 1])]
+        edges += [f"before {name}" for name in self.rank.names_of(self._by_start[after : after + 1])]
         part = parts.HOST if where else parts.UNKNOWN
         return parts.Piece(part, f"no operator {', '.join(edges)}", where) if edges else None
 
-    def explained(self, row: int, moment: int) -> parts.Piece:
-        """Returns the piece to which time in an innermost range belongs.  row: -1 for time in no range.
+    def _pieces_outside(self, moments: np.ndarray) -> np.ndarray:
+        """Returns the index into .distinct of the piece of time in no range, at each of these moments (ns).
 
-        moment: ns; time in no range is named after the range that ended last before it.  If the next one begins soon
-        after that, it is the thread's own work, else unknown.
+        It is named after the range that ended last before it.  If the next one begins soon after that, it is the
+        thread's own work, else unknown.
         """
-        self._known = self._known or dict(zip(self.nest.rows.tolist(), self._explain_all()))
-        if (known := self._known.get(row) or self._added(row)) is not None:
-            return known
-        index = int(np.searchsorted(self._top_ends, moment, side="right")) - 1
-        if index < 0:
-            return parts.Piece(parts.UNKNOWN, None, None)
-        before, after = self._tops[index], self._tops[index + 1 : index + 2]
-        is_short = len(after) and self.rank.ts[after[0]] - self.rank.end[before] < MIN_GAP_NS
-        part, where = (parts.HOST, "outside operators, ") if is_short else (parts.UNKNOWN, "")
-        return parts.Piece(part, f"{where}after {self.name(before)}", None)
+        before = np.searchsorted(self._top_ends, moments, side="right") - 1
+        after = np.append(self._tops, -1)[before + 1]
+        idle_ns = take(self.rank.ts, after) - take(self._top_ends, before)
+        is_short = (before >= 0) & (after >= 0) & (idle_ns < MIN_GAP_NS)
+        keys, index = np.unique(2 * take(self.rank.name, take(self._tops, before)) + is_short, return_inverse=True)
+        for key in keys.tolist():
+            if key not in self._outside:
+                part, where = (parts.HOST, "outside operators, ") if key % 2 else (parts.UNKNOWN, "")
+                what = None if key < 0 else f"{where}after {self.rank.names[key // 2]}"
+                self._outside[key] = len(self.distinct)
+                self.distinct.append(parts.Piece(part if key >= 0 else parts.UNKNOWN, what, None))
+        return np.array([self._outside[key] for key in keys.tolist()], np.int64)[index]
 
-    def _added(self, row: int) -> parts.Piece | None:
-        """Returns the piece of a collection or compilation that was added from the record, None for any other range."""
-        if row not in self._within:
-            return None
-        around, name = self._known.get(self._within[row]), self.name(row)
-        if around is not None and around.part == parts.COMPILATION:
-            return around
-        kind = parts.COMPILATION if COMPILES.search(name) else parts.GARBAGE
-        return parts.Piece(kind, name, around and around.where)
-
-    def _explain_all(self) -> list[parts.Piece | None]:
-        """Returns, for each of .nest.rows, the piece to which its own time belongs, None if nothing is known.
+    def _explain_all(self) -> np.ndarray:
+        """Returns, for each of .ranges, the index into .distinct of its own time's piece, -1 if nothing is known.
 
         where: the innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else
         the outermost operator; an annotation or operator only if it is not the innermost range itself.
         """
-        index = {wanted: np.array(self._nearest_of(wanted), np.int64) for wanted in EXPLAINED_BY}
+        index = {wanted: self.nearest(wanted) for wanted in EXPLAINED_BY}
         innermost, where = index[ANYTHING], index[IS_LINE]
-        for place in (index[IS_ANNOTATION], index[IS_OUTERMOST_OPERATOR]):
-            where = np.where((where < 0) & (place != innermost), place, where)
-        is_call = take(self.rank.kind[self.nest.rows], innermost) == events.RUNTIME
+        for around in (index[IS_ANNOTATION], index[IS_OUTERMOST_OPERATOR]):
+            where = np.where((where < 0) & (around != innermost), around, where)
+        is_call = take(self.rank.kind[self.ranges], innermost) == events.RUNTIME
         index |= {IS_READ: np.where(is_call, index[IS_READ], -1), IS_LINE: where}
-        columns = [take(self.nest.name, index[wanted]).tolist() for wanted in EXPLAINED_BY]
-        pieces = {names: self._piece(*names) for names in set(zip(*columns))}
-        return [pieces[names] for names in zip(*columns)]
+        names = self.rank.name[self.ranges]
+        columns = [take(names, index[wanted]).tolist() for wanted in EXPLAINED_BY]
+        known = {key: number for number, key in enumerate(dict.fromkeys(zip(*columns)))}
+        pieces = [self._piece(*key) for key in known]
+        number = np.array([known[key] for key in zip(*columns)], np.int64)
+        number[np.array([piece is None for piece in pieces] or [False])[number]] = -1
+        self.distinct += [piece or parts.Piece(parts.UNKNOWN, None, None) for piece in pieces]
+        for place, inside in enumerate(self._within.tolist(), start=len(self.nest.rows)):
+            outer = self.distinct[number[inside]] if inside >= 0 and number[inside] >= 0 else None
+            if outer is not None and outer.part == parts.COMPILATION:
+                number[place] = number[inside]
+                continue
+            name, number[place] = self.name(place), len(self.distinct)
+            part = parts.COMPILATION if COMPILES.search(name) else parts.GARBAGE
+            self.distinct.append(parts.Piece(part, name, outer and outer.where))
+        return number
 
     def _piece(self, *indices: int) -> parts.Piece | None:
         """Returns a range's piece.  indices: names of the nearest ranges that have each of EXPLAINED_BY, -1: none."""
@@ -230,10 +252,6 @@ class Thread:
             if what is not None:
                 return parts.Piece(part, what, where)
         return parts.Piece(parts.HOST, innermost, where)
-
-    def is_optimizer(self, row: int) -> bool:
-        """Returns whether an annotation around a range is the optimizer's."""
-        return self.around(row, IS_OPTIMIZER) >= 0
 
 
 def main_track(rank: Rank) -> int | None:
@@ -258,25 +276,23 @@ def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -
     """Returns the pieces of the main thread's steps.  counted: of host_spans()."""
     thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(counted)
     known = Operators(rank, ceilings)
-    for index, (_, begin, end) in enumerate(counted):
-        for low, high, row in thread.segments(begin, end):
-            _segment(thread, known, pieces, index, (low, high), row)
+    keys, index = known.keys(thread.ranges)
+    is_known = np.array([key is not None for key in keys] or [False])[index]
+    product = thread.nearest_in(is_known & (rank.kind[thread.ranges] == events.CPU_OP))
+    segments = thread.segments([begin for _, begin, _ in counted], [end for *_, end in counted])
+    nearest = (product, *map(thread.nearest, (IS_COMMUNICATION, IS_OPERATOR, IS_OPTIMIZER)))
+    places = [take(of, segments.place).tolist() for of in nearest]
+    columns = (segments.span, segments.end - segments.begin, thread.pieces(segments))
+    for step, ns, number, product, collective, operator, optimizer in zip(*(of.tolist() for of in columns), *places):
+        piece = thread.distinct[number]
+        if collective >= 0:
+            pieces.add(step, parts.Piece(parts.EXPOSED, thread.name(collective), piece.where), ns)
+        elif piece.part in NOT_OF_OPERATORS or operator < 0:
+            pieces.add(step, piece, ns)
+        elif product >= 0:
+            known.add(step, int(thread.ranges[product]), keys[index[product]], piece.where, ns)
+        else:
+            part = parts.OPTIMIZER if optimizer >= 0 else parts.UNBOUND
+            pieces.add(step, parts.Piece(part, thread.name(operator), piece.where), ns)
     known.into(pieces)
     return pieces
-
-
-def _segment(
-    thread: Thread, known: Operators, pieces: parts.Pieces, index: int, span: tuple[int, int], row: int
-) -> None:
-    ns = span[1] - span[0]
-    piece = thread.gap(*span, row) or thread.explained(row, span[0])
-    collective, operator = thread.around(row, IS_COMMUNICATION), thread.around(row, IS_OPERATOR)
-    if collective >= 0:
-        pieces.add(index, parts.Piece(parts.EXPOSED, thread.name(collective), piece.where), ns)
-    elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or operator < 0:
-        pieces.add(index, piece, ns)
-    elif product := next(((op, key) for op in thread.operators(row) if (key := known.key(op))), None):
-        known.add(index, *product, piece.where, ns)
-    else:
-        part = parts.OPTIMIZER if thread.is_optimizer(row) else parts.UNBOUND
-        pieces.add(index, parts.Piece(part, thread.name(operator), piece.where), ns)

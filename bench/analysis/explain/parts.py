@@ -7,6 +7,9 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from bench.analysis.trace import columns
 from bench.base.units import ms_from_ns
 
 ARITHMETIC, BANDWIDTH, WIRE = "arithmetic at peak", "memory at bandwidth", "communication at bandwidth"
@@ -59,12 +62,12 @@ class Piece(NamedTuple):
 
 class Change(NamedTuple):
     """Time that a step could do without: ns of a device row's duration or, with is_start, of its wait after the last
-    thing that it needed; with row None, ns of the host's time from begin_ns on."""
+    thing that it needed; with row None, ns of the host's time from begin_ns on, or arrays of both."""
 
     row: int | None
-    ns: int
+    ns: Any
     is_start: bool = False
-    begin_ns: int = 0
+    begin_ns: Any = 0
 
 
 Step = tuple[int | None, int, int]  # number, begin ns, end ns
@@ -73,9 +76,7 @@ Step = tuple[int | None, int, int]  # number, begin ns, end ns
 class Pieces:
     """The pieces of all steps: add() fills .ns[step index][Piece], integer nanoseconds, and .count[Piece].
 
-    .changes[Piece]: what would have to go for the piece to be zero, where that is known.  .timeline: [(begin ns, end
-    ns, Piece)] of what is added or passed while .at_ns is set, which advances with it; time that a bound divides later
-    is one undivided piece there.
+    .changes[Piece]: what would have to go for the piece to be zero, where that is known.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -83,27 +84,53 @@ class Pieces:
         self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in steps]
         self.count: collections.Counter[Piece] = collections.Counter()
         self.changes: dict[Piece, list[Change]] = collections.defaultdict(list)
-        self.timeline: list[tuple[int, int, Piece]] = []
-        self.at_ns: int | None = None
+        self._when: list[tuple[int, int, Piece]] = []
+        self._many: list[tuple[np.ndarray, np.ndarray, np.ndarray, Sequence[Piece]]] = []
 
-    def add(self, step: int, piece: Piece, ns: int, count: int = 1, change: Change | None = None) -> None:
+    def add(
+        self,
+        step: int,
+        piece: Piece,
+        ns: int,
+        count: int = 1,
+        change: Change | None = None,
+        begin_ns: int | None = None,
+    ) -> None:
         """Adds ns to a piece of a step, unless they are 0, so that what took no time is not listed.
 
-        change: what would have to go; its ns become those of the piece.
+        change: what would have to go; its ns become those of the piece.  begin_ns: its place in the timeline.
         """
         if ns > 0:
-            if self.at_ns is not None:
-                self.passed(piece, ns)
+            if begin_ns is not None:
+                self._when.append((begin_ns, begin_ns + ns, piece))
             if change is not None:
                 self.changes[piece].append(change if change.ns == ns else change._replace(ns=int(ns)))
             self.ns[step][piece] += int(ns)
             self.count[piece] += count
 
-    def passed(self, piece: Piece, ns: int) -> None:
-        """Appends ns of a piece to the timeline, without adding them to a step."""
-        if self.at_ns is not None:
-            self.timeline.append((self.at_ns, self.at_ns + ns, piece))
-            self.at_ns += ns
+    def add_host(
+        self, distinct: Sequence[Piece], step: np.ndarray, begin: np.ndarray, end: np.ndarray, number: np.ndarray
+    ) -> None:
+        """Adds segments of the host's time that nothing hid: arrays of one length; number: index into distinct."""
+        self._many.append((begin, end, number, distinct))
+        for key, mine in columns.groups(step * len(distinct) + number):
+            piece, ns = distinct[key % len(distinct)], end[mine] - begin[mine]
+            self.ns[key // len(distinct)][piece] += int(ns.sum())
+            self.count[piece] += len(mine)
+            self.changes[piece].append(Change(None, ns, False, begin[mine]))
+
+    def passed(self, piece: Piece, begin_ns: int, ns: int) -> None:
+        """Puts ns of a piece into the timeline, without adding them to a step."""
+        self._when.append((begin_ns, begin_ns + ns, piece))
+
+    @property
+    def timeline(self) -> list[tuple[int, int, Piece]]:
+        """[(begin ns, end ns, piece)] of what was added with its place, or passed, by time; what a bound divides later
+        is one undivided piece there."""
+        when = list(self._when)
+        for begin, end, number, distinct in self._many:
+            when += zip(begin.tolist(), end.tolist(), (distinct[index] for index in number.tolist()))
+        return sorted(when, key=lambda entry: entry[0])
 
     @property
     def sum_ns(self) -> int:

@@ -17,7 +17,7 @@ for events do not name the event: a gain is too large by whatever such a depende
 
 import bisect
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from bench.analysis.explain.host import WAITS_FOR_DEVICE
 from bench.analysis.explain.parts import Change
 from bench.analysis.trace import events, window
+from bench.analysis.trace.columns import sums
 from bench.analysis.trace.rank import Rank
 
 SLACK_NS = 1_000  # a row that starts later than this after all its known needs follows a row of another stream
@@ -213,46 +214,50 @@ class Graph:
         shortened_ns: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(len(changes), np.int64))
         for column, by_rank in enumerate(changes):
             for number, rank_changes in by_rank.items():
-                for change in rank_changes:
-                    node = self._changed(self.devices[number], change)
-                    if node is not None:
-                        shortened_ns[node][column] += change.ns
+                for node, ns in self._shortened(self.devices[number], rank_changes):
+                    shortened_ns[node][column] += ns
         assert self.order is not None
-        times = np.zeros((len(self.needs), len(changes)), np.int64)
+        times = list(np.zeros((len(self.needs), len(changes)), np.int64))
         for node in self.order:
-            needs = self.needs[node]
+            needs, moment = self.needs[node], times[node]
             if not needs:
-                times[node] = self.at_ns[node]
+                moment[:] = self.at_ns[node]
                 continue
             (first, delay), less = needs[0], shortened_ns.get(node)
-            moment = times[first] + delay
-            if less is None:
-                for need, delay in needs[1:]:
-                    np.maximum(moment, times[need] + delay, out=moment)
-            elif node in self.begin_of_return:  # the call waits less, whatever it waits for
-                for need, delay in needs[1:]:
-                    np.maximum(moment, times[need] + delay, out=moment)
+            np.add(times[first], delay, out=moment)
+            is_return = node in self.begin_of_return
+            if less is not None and not is_return:
+                moment -= less
+            for need, delay in needs[1:]:
+                without = less if less is not None and node in self.is_end else 0
+                np.maximum(moment, times[need] + (delay - without), out=moment)
+            if less is not None and is_return:  # the call waits less, whatever it waits for
                 begin = self.begin_of_return[node]
                 alone = times[begin] + np.maximum(0, self.at_ns[node] - self.at_ns[begin] - less)
-                moment = np.where(less > 0, np.minimum(moment, alone), moment)
-            else:
-                moment -= less
-                for need, delay in needs[1:]:
-                    np.maximum(moment, times[need] + delay - (less if node in self.is_end else 0), out=moment)
-            times[node] = moment
-        return times[[device.last for device in self.devices.values()]]
+                moment[:] = np.where(less > 0, np.minimum(moment, alone), moment)
+        return np.stack([times[device.last] for device in self.devices.values()])
 
     def saved_ns(self, changes: Sequence[Mapping[int, Iterable[Change]]]) -> np.ndarray:
         """Returns how much earlier the last step of each rank ends with each set of changes: int64 ns [rank, set]."""
         ends_ns = self.ends_ns([{}, *changes])
         return ends_ns[:, :1] - ends_ns[:, 1:]
 
-    def _changed(self, device: _Device, change: Change) -> int | None:
-        """Returns the node that a change makes earlier, None if the graph does not have it."""
-        if change.row is not None:
-            return (device.starts if change.is_start else device.ends).get(change.row)
-        index = bisect.bisect_left(device.moments, (change.begin_ns + change.ns, -1))
-        return device.moments[index][1] if index < len(device.moments) else None
+    def _shortened(self, device: _Device, changes: Iterable[Change]) -> Iterator[tuple[int, int]]:
+        """Yields (node, ns) of the nodes that changes make earlier, without those that the graph does not have."""
+        on_host: list[Change] = []
+        for change in changes:
+            if change.row is None:
+                on_host.append(change)
+            elif (node := (device.starts if change.is_start else device.ends).get(change.row)) is not None:
+                yield node, change.ns
+        if on_host and device.moments:
+            moments_ns, nodes = np.array(device.moments, np.int64).T
+            ns = np.hstack([change.ns for change in on_host])
+            index = np.searchsorted(moments_ns, np.hstack([change.begin_ns for change in on_host]) + ns)
+            index[index == len(nodes)] = -1
+            total_ns = sums(index, len(nodes), ns)
+            changed = np.flatnonzero(total_ns)
+            yield from zip(nodes[changed].tolist(), total_ns[changed].tolist())
 
 
 def of(

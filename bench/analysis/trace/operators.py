@@ -88,19 +88,14 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
     if not len(ops):
         return []
     launcher = index_of(attribution.operators(rank, rows), ops)  # first, as it needs much memory
-    key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
-    keys, index = np.unique(key, return_inverse=True)
-    facts = [
-        facts_of(rank, packed_key // (len(rank.extras) + 1), packed_key % (len(rank.extras) + 1) - 1)
-        for packed_key in keys.tolist()
-    ]
+    facts, index = _facts_of_calls(rank, ops)
     nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one per thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
     own_ns = np.zeros(len(ops), np.int64)  # without the operators directly inside
     for nest in nests:
         left_ns = rank.dur[nest.rows] - sums(nest.parent, len(nest.rows), rank.dur[nest.rows])
         own_ns[np.searchsorted(ops, nest.rows)] = np.maximum(left_ns, 0)
-    del nests, key
+    del nests
     columns_ns = {
         "cpu_us": rank.dur[ops],
         "self_cpu_us": own_ns,
@@ -109,10 +104,10 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
     }
     columns = {"num_kernels": sums(launcher, len(ops), 1)} | _memory(rank, rows, ops)
     times_ns, counts = (
-        {name: sums(index, len(keys), values).tolist() for name, values in some.items()}
+        {name: sums(index, len(facts), values).tolist() for name, values in some.items()}
         for some in (columns_ns, columns)
     )
-    count, num_leaves = np.bincount(index, minlength=len(keys)).tolist(), sums(index, len(keys), is_leaf).tolist()
+    count, num_leaves = np.bincount(index, minlength=len(facts)).tolist(), sums(index, len(facts), is_leaf).tolist()
     lines = []
     for number, fact in enumerate(facts):
         calls = num_leaves[number]
@@ -169,12 +164,18 @@ def _leaves(ops: np.ndarray, nests: list[Nest], known: np.ndarray) -> np.ndarray
 def leaves_with_flops(rank: Rank) -> np.ndarray:
     """Returns a mask over all rows: operators with known FLOPs that hold no operator with known FLOPs."""
     ops, is_leaf = window.host_rows(rank, events.CPU_OP), np.zeros(len(rank.ts), bool)
-    keys, index = np.unique(np.stack((rank.name[ops], rank.extra[ops])), axis=1, return_inverse=True)
-    known = np.array([facts_of(rank, *key)["flop"] is not None for key in keys.T.tolist()] or [False])
     if len(ops):
+        facts, index = _facts_of_calls(rank, ops)
         nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]
-        is_leaf[ops] = _leaves(ops, nests, known[index.ravel()])
+        is_leaf[ops] = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
     return is_leaf
+
+
+def _facts_of_calls(rank: Rank, ops: np.ndarray) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Returns (facts_of() different calls, the index of each operator's in it)."""
+    num_extras = len(rank.extras) + 1
+    keys, index = np.unique(rank.name[ops].astype(np.int64) * num_extras + rank.extra[ops] + 1, return_inverse=True)
+    return [facts_of(rank, key // num_extras, key % num_extras - 1) for key in keys.tolist()], index
 
 
 def _memory(rank: Rank, rows: np.ndarray, ops: np.ndarray) -> dict[str, np.ndarray]:

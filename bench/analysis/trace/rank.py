@@ -7,7 +7,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from bench.analysis.trace import events
+from bench.analysis.trace.columns import take
 from bench.analysis.trace.events import Args, Event, integers, nanoseconds, whole
 
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
@@ -249,9 +250,10 @@ class Rank:
         """Returns a mask over .names, [False] if there are none; is_named() returns it for rows."""
         return np.array([bool(predicate(name)) for name in self.names] or [False])
 
-    def names_of(self, rows: Iterable[int]) -> list[str | None]:
+    def names_of(self, rows: Sequence[int] | np.ndarray) -> list[str | None]:
         """Returns the name of each row, None for -1."""
-        return [self.names[self.name[row]] if row >= 0 else None for row in rows]
+        index = take(self.name, np.asarray(rows, np.int64)).tolist()
+        return [self.names[name] if name >= 0 else None for name in index]
 
     def is_named(self, predicate: Callable[[str], object], rows: np.ndarray) -> np.ndarray:
         return self.names_that(predicate)[self.name[rows]]
