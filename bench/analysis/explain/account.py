@@ -271,17 +271,14 @@ def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
 
 def _products_together(answer: dict[str, Any]) -> dict[str, Any]:
     """Returns an answer whose products are one part, because the best rate that divides them is each trace's own."""
-
-    def renamed(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [
-            line | {"part": parts.PRODUCTS} if line["part"] in (parts.SEEN, parts.SLOWER) else line for line in lines
-        ]
-
-    ranks = {
-        number: rank | {"parts": renamed(rank["parts"]), "pieces": renamed(rank["pieces"])}
-        for number, rank in answer["ranks"].items()
+    ranks = answer["ranks"].items()
+    as_one = dict.fromkeys((parts.SEEN, parts.SLOWER), parts.PRODUCTS)
+    lines = ("parts", "pieces")
+    renamed = {
+        number: {of: [line | {"part": as_one.get(line["part"], line["part"])} for line in rank[of]] for of in lines}
+        for number, rank in ranks
     }
-    return answer | {"ranks": ranks}
+    return answer | {"ranks": {number: rank | renamed[number] for number, rank in ranks}}
 
 
 def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:

@@ -199,7 +199,8 @@ class Operators:
         facts = self.facts(key, kernel)
         if facts["flop"]:
             return key if self._is_leaf[row] else None
-        evidence: serving.Evidence | None = lengths if lengths and serving.is_attention(facts) else None
+        is_attention = facts["flop"] is None and traffic.ATTENTION.search(facts["name"].split("::")[-1])
+        evidence: serving.Evidence | None = lengths if lengths and is_attention else None
         evidence = evidence or self._inside.experts(row, call, kernel, facts)
         if evidence and evidence.needs(facts)[1]:
             key = (*key[:2], evidence)

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.analysis.explain import captures, parts, serving
 from bench.analysis.explain.ceilings import Ceilings, Operators, label
-from bench.analysis.explain.host import Segments, Thread, main_track
+from bench.analysis.explain.host import Thread, main_track
 from bench.analysis.trace import attribution, categories, device_time, events, operators, window
 from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
 from bench.analysis.trace.rank import Rank
@@ -84,18 +84,10 @@ class Device:
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """Returns the share of a collective's time, without waiting, that its bytes need; 0 if not known."""
-        row = self.rows[number]
-        collective, own_ns = (
-            operators.collective_of(self.rank, row),
-            int(self.rank.dur[row]) - self.waits.get(row, (0,))[0],
-        )
+        row, collective = self.rows[number], operators.collective_of(self.rank, self.rows[number])
+        own_ns = int(self.rank.dur[row]) - self.waits.get(row, (0,))[0]
         needed_s = ceilings.collective_s(*collective) if collective and own_ns > 0 else None
         return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
-
-    def is_optimizer(self, number: int) -> bool:
-        """Returns whether a row belongs to the optimizer, by its name, annotation or phase."""
-        by_name = categories.category(self.names[number], self.annotations[number], self.rules)
-        return categories.OPTIMIZER in (by_name, self.phases[number])
 
 
 class _Range(NamedTuple):
@@ -144,20 +136,18 @@ class _Division:
         for track in sorted(self.on_host, key=lambda track: track == self.main):  # which may get spans of the others
             thread = Thread(self.device.rank, track)
             steps, lows, highs, late = np.array(self.on_host[track], np.int64).T
-            segments = thread.segments(lows, highs)
-            steps, late = steps[segments.span], late[segments.span]
+            span, begin, end, place = thread.segments(lows, highs)
+            step, late = steps[span], late[span]
             if track != self.main and self.main is not None:
-                idle = segments.place < 0
-                spans = zip(*(of[idle].tolist() for of in (steps, segments.begin, segments.end, late)))
-                self.on_host[self.main] += spans
-                segments, steps, late = Segments(*(of[~idle] for of in segments)), steps[~idle], late[~idle]
-            number, on_time = thread.pieces(segments), late < 0
-            columns = (steps, segments.begin, segments.end, number)
-            self.pieces.add_host(thread.distinct, *(column[on_time] for column in columns))
-            for step, begin, end, index, place in zip(*(column[~on_time].tolist() for column in (*columns, late))):
-                piece, (otherwise, change) = thread.distinct[index], self.late[place]
-                piece = piece if piece.part == parts.SYNC else otherwise
-                self.pieces.add(step, piece, end - begin, 1, change, begin)
+                idle = place < 0
+                self.on_host[self.main] += zip(*(column[idle].tolist() for column in (step, begin, end, late)))
+                step, begin, end, late, place = (column[~idle] for column in (step, begin, end, late, place))
+            columns = (step, begin, end, thread.pieces(begin, end, place))
+            self.pieces.add_host(thread.distinct, *(column[late < 0] for column in columns))
+            for index in np.flatnonzero(late >= 0).tolist():
+                piece, (otherwise, change) = thread.distinct[columns[3][index]], self.late[late[index]]
+                piece, ns = piece if piece.part == parts.SYNC else otherwise, int(end[index] - begin[index])
+                self.pieces.add(int(step[index]), piece, ns, 1, change, int(begin[index]))
 
     def _ranges(self, begin: int, end: int) -> list[_Range]:
         """Returns the ranges of rows that run between begin and end; a row that waited has two, waiting first."""
@@ -188,9 +178,10 @@ class _Division:
             pieces.add(index, piece, ns - wire_ns, count, change, low + wire_ns)
         elif operator >= 0 and (key := known.key(operator, name, call, device.lengths[number])):
             known.add(index, operator, key, where, ns, change)
-            pieces.passed(parts.Piece(BOUNDED, label(known.facts(key)), where), low, ns)
+            pieces.timeline.append((low, low + ns, parts.Piece(BOUNDED, label(known.facts(key)), where)))
         else:
-            part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
+            category = categories.category(name, device.annotations[number], device.rules)
+            part = parts.OPTIMIZER if categories.OPTIMIZER in (category, device.phases[number]) else parts.UNBOUND
             pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change, low)
 
     def _idle(self, index: int, low: int, high: int) -> None:
@@ -203,7 +194,7 @@ class _Division:
         track = self.main if number is None else int(rank.track[call])
         if track is None or number is not None and call < 0:
             what = None if number is None else f"before {device.names[number]}, whose launch was not recorded"
-            pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low, begin_ns=low)
+            pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low, at_ns=low)
             return
         called = high if number is None else min(max(int(rank.ts[call]), low), high)
         if called > low:

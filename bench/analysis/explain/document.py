@@ -89,10 +89,8 @@ def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
         format_ms(sum(line["ms"] for line in answer["parts"] if _kind(line) == kind))
         for kind in ("limit", "unknown", "above")
     )
-    step = (
-        f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}, {limit} is roofline time"
-    )
-    return Verdict(f"{step}, {unbound} is not modelled and {rest} is overhead.", "")
+    step = f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}"
+    return Verdict(f"{step}, {limit} is roofline time, {unbound} is not modelled and {rest} is overhead.", "")
 
 
 def _account(answer: dict[str, Any]) -> list[Block]:

@@ -42,11 +42,10 @@ class Property(NamedTuple):
     test: Callable[[str], object]
     kind: int | None = None
     outermost: bool = False
-    is_step: bool = False
 
 
 ANYTHING = Property(lambda name: True)
-IS_STEP = Property(STEP.search, is_step=True)  # a step's range encloses everything and explains nothing
+IS_STEP = Property(STEP.search)  # a step's range encloses everything and explains nothing
 IS_LINE = Property(lambda name: attribution.is_source(name) and not WAITS_FOR_THREAD.search(name), events.PYTHON)
 IS_ANNOTATION = Property(lambda name: not COMPILES.search(name), events.ANNOTATION)
 IS_OPERATOR = Property(lambda name: True, events.CPU_OP)
@@ -64,18 +63,6 @@ EXPLAINED_BY = (
     *(ANYTHING, IS_LINE, IS_COMPILATION, IS_COLLECTION, IS_WAIT, IS_READ, IS_LOADER, IS_WAIT_FOR_THREAD),
     *(IS_ANNOTATION, IS_OUTERMOST_OPERATOR),
 )
-
-
-class Segments(NamedTuple):
-    """Time of a thread in which one range is the innermost: int64 arrays of one length, by span and time.
-
-    span: index of the span that a segment is of; begin, end: ns; place: index into Thread.ranges, -1 in no range.
-    """
-
-    span: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-    place: np.ndarray
 
 
 class Thread:
@@ -112,9 +99,12 @@ class Thread:
         self._outside: dict[int, int] = {}  # index into .distinct of time in no range, by what is around it
         self._explained = self._explain_all()
 
-    def segments(self, lows: Sequence[int] | np.ndarray, highs: Sequence[int] | np.ndarray) -> Segments:
-        """Returns the segments that tile each of these spans, [low, high] ns."""
-        lows, highs = np.asarray(lows, np.int64), np.asarray(highs, np.int64)
+    def segments(self, lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Returns (span, begin ns, end ns, place) of the segments that tile these spans, by span and time.
+
+        A segment is time in which one range is the innermost.  place: its index in .ranges, -1 in no range; span: index
+        into lows.
+        """
         first = np.searchsorted(self._edges, lows, side="right")
         count = np.maximum(np.searchsorted(self._edges, highs, side="left") - first, 0) + 1
         span = np.repeat(np.arange(len(lows)), count)
@@ -124,7 +114,7 @@ class Thread:
         is_last = nth == count[span] - 1
         end = np.where(is_last, highs[span], take(self._edges, np.where(is_last, -1, edge)))
         kept = end > begin
-        return Segments(span[kept], begin[kept], end[kept], take(self._places, edge - 1)[kept])
+        return span[kept], begin[kept], end[kept], take(self._places, edge - 1)[kept]
 
     def name(self, place: int) -> str:
         """Returns the name of a range."""
@@ -140,10 +130,10 @@ class Thread:
         """Returns the place of the nearest range with the property, for each of .ranges; itself counts; -1: none."""
         if wanted not in self._nearest:
             has = self._has(wanted)
-            if not wanted.is_step:
+            if wanted is not IS_STEP:
                 has &= ~self._has(IS_STEP)
             if wanted.outermost:
-                has[: len(self.nest.rows)] &= take(self.nearest_in(has), self.nest.parent) < 0
+                has &= take(self.nearest_in(has), np.concatenate((self.nest.parent, self._within))) < 0
             self._nearest[wanted] = self.nearest_in(has)
         return self._nearest[wanted]
 
@@ -154,15 +144,15 @@ class Thread:
         added = np.where(has[num_nested:], np.arange(num_nested, len(has)), take(nearest, self._within))
         return np.concatenate((nearest, added))
 
-    def pieces(self, segments: Segments) -> np.ndarray:
-        """Returns the index into .distinct of each segment's piece."""
-        number = take(self._explained, segments.place)
+    def pieces(self, begins: np.ndarray, ends: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Returns the index into .distinct of the piece of each of these segments."""
+        number = take(self._explained, places)
         outside = np.flatnonzero(number < 0)
-        number[outside] = self._pieces_outside(segments.begin[outside])
-        is_long = segments.end - segments.begin >= MIN_GAP_NS
-        kinds = take(self.rank.kind, take(self.ranges, segments.place), events.ANNOTATION)
+        number[outside] = self._pieces_outside(begins[outside])
+        is_long = ends - begins >= MIN_GAP_NS
+        kinds = take(self.rank.kind, take(self.ranges, places), events.ANNOTATION)
         for index in np.flatnonzero(is_long & (kinds == events.ANNOTATION)).tolist():
-            place, low, high = (int(column[index]) for column in (segments.place, segments.begin, segments.end))
+            place, low, high = (int(column[index]) for column in (places, begins, ends))
             is_own = place < 0 or self._explained[place] >= 0 and self.distinct[number[index]].part == parts.HOST
             if is_own and (piece := self._gap(low, high, None if place < 0 else self.name(place))):
                 number[index] = len(self.distinct)
@@ -225,14 +215,6 @@ class Thread:
         number = np.array([known[key] for key in zip(*columns)], np.int64)
         number[np.array([piece is None for piece in pieces] or [False])[number]] = -1
         self.distinct += [piece or parts.Piece(parts.UNKNOWN, None, None) for piece in pieces]
-        for place, inside in enumerate(self._within.tolist(), start=len(self.nest.rows)):
-            outer = self.distinct[number[inside]] if inside >= 0 and number[inside] >= 0 else None
-            if outer is not None and outer.part == parts.COMPILATION:
-                number[place] = number[inside]
-                continue
-            name, number[place] = self.name(place), len(self.distinct)
-            part = parts.COMPILATION if COMPILES.search(name) else parts.GARBAGE
-            self.distinct.append(parts.Piece(part, name, outer and outer.where))
         return number
 
     def _piece(self, *indices: int) -> parts.Piece | None:
@@ -278,12 +260,11 @@ def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -
     known = Operators(rank, ceilings)
     keys, index = known.keys(thread.ranges)
     is_known = np.array([key is not None for key in keys] or [False])[index]
-    product = thread.nearest_in(is_known & (rank.kind[thread.ranges] == events.CPU_OP))
-    segments = thread.segments([begin for _, begin, _ in counted], [end for *_, end in counted])
-    nearest = (product, *map(thread.nearest, (IS_COMMUNICATION, IS_OPERATOR, IS_OPTIMIZER)))
-    places = [take(of, segments.place).tolist() for of in nearest]
-    columns = (segments.span, segments.end - segments.begin, thread.pieces(segments))
-    for step, ns, number, product, collective, operator, optimizer in zip(*(of.tolist() for of in columns), *places):
+    products = thread.nearest_in(is_known & (rank.kind[thread.ranges] == events.CPU_OP))
+    steps, begin, end, place = thread.segments(*np.array([span for _, *span in counted], np.int64).T)
+    nearest = (products, *map(thread.nearest, (IS_COMMUNICATION, IS_OPERATOR, IS_OPTIMIZER)))
+    columns = (steps, end - begin, thread.pieces(begin, end, place), *(take(of, place) for of in nearest))
+    for step, ns, number, product, collective, operator, optimizer in zip(*(column.tolist() for column in columns)):
         piece = thread.distinct[number]
         if collective >= 0:
             pieces.add(step, parts.Piece(parts.EXPOSED, thread.name(collective), piece.where), ns)

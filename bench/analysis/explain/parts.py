@@ -76,7 +76,8 @@ Step = tuple[int | None, int, int]  # number, begin ns, end ns
 class Pieces:
     """The pieces of all steps: add() fills .ns[step index][Piece], integer nanoseconds, and .count[Piece].
 
-    .changes[Piece]: what would have to go for the piece to be zero, where that is known.
+    .changes[Piece]: what would have to go for the piece to be zero, where that is known.  .timeline: [(begin ns, end
+    ns, Piece)] of what has a place in time, in no order; what a bound divides later is one undivided piece there.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -84,25 +85,18 @@ class Pieces:
         self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in steps]
         self.count: collections.Counter[Piece] = collections.Counter()
         self.changes: dict[Piece, list[Change]] = collections.defaultdict(list)
-        self._when: list[tuple[int, int, Piece]] = []
-        self._many: list[tuple[np.ndarray, np.ndarray, np.ndarray, Sequence[Piece]]] = []
+        self.timeline: list[tuple[int, int, Piece]] = []
 
     def add(
-        self,
-        step: int,
-        piece: Piece,
-        ns: int,
-        count: int = 1,
-        change: Change | None = None,
-        begin_ns: int | None = None,
+        self, step: int, piece: Piece, ns: int, count: int = 1, change: Change | None = None, at_ns: int | None = None
     ) -> None:
         """Adds ns to a piece of a step, unless they are 0, so that what took no time is not listed.
 
-        change: what would have to go; its ns become those of the piece.  begin_ns: its place in the timeline.
+        change: what would have to go; its ns become those of the piece.  at_ns: where the piece is in the timeline.
         """
         if ns > 0:
-            if begin_ns is not None:
-                self._when.append((begin_ns, begin_ns + ns, piece))
+            if at_ns is not None:
+                self.timeline.append((at_ns, at_ns + ns, piece))
             if change is not None:
                 self.changes[piece].append(change if change.ns == ns else change._replace(ns=int(ns)))
             self.ns[step][piece] += int(ns)
@@ -112,25 +106,12 @@ class Pieces:
         self, distinct: Sequence[Piece], step: np.ndarray, begin: np.ndarray, end: np.ndarray, number: np.ndarray
     ) -> None:
         """Adds segments of the host's time that nothing hid: arrays of one length; number: index into distinct."""
-        self._many.append((begin, end, number, distinct))
+        self.timeline += zip(begin.tolist(), end.tolist(), map(distinct.__getitem__, number.tolist()))
         for key, mine in columns.groups(step * len(distinct) + number):
             piece, ns = distinct[key % len(distinct)], end[mine] - begin[mine]
             self.ns[key // len(distinct)][piece] += int(ns.sum())
             self.count[piece] += len(mine)
             self.changes[piece].append(Change(None, ns, False, begin[mine]))
-
-    def passed(self, piece: Piece, begin_ns: int, ns: int) -> None:
-        """Puts ns of a piece into the timeline, without adding them to a step."""
-        self._when.append((begin_ns, begin_ns + ns, piece))
-
-    @property
-    def timeline(self) -> list[tuple[int, int, Piece]]:
-        """[(begin ns, end ns, piece)] of what was added with its place, or passed, by time; what a bound divides later
-        is one undivided piece there."""
-        when = list(self._when)
-        for begin, end, number, distinct in self._many:
-            when += zip(begin.tolist(), end.tolist(), (distinct[index] for index in number.tolist()))
-        return sorted(when, key=lambda entry: entry[0])
 
     @property
     def sum_ns(self) -> int:

@@ -55,13 +55,14 @@ def events(rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -
     """Yields the added events, with timestamps in microseconds of the trace's clock."""
     yield {"ph": "M", "pid": PID, "name": "process_name", "args": {"name": "speedrun: where the step's time goes"}}
     yield {"ph": "M", "pid": PID, "name": "process_sort_index", "args": {"sort_index": -1}}
-    for begin, end, piece in pieces.timeline:
+    timeline = sorted(pieces.timeline, key=lambda entry: entry[0])
+    for begin, end, piece in timeline:
         yield _slice(ACCOUNT, begin, end, piece.part, piece)
         if piece.part in COMMUNICATES:
             yield _slice(COMMUNICATION, begin, end, piece.part, piece)
     for number, line in enumerate(ranked[:NUM_RANKED], start=1):
         track = f"4 ranking, {number}: {line['gain_ms']:.3f} ms, {line['part']}: {line['what'] or ''}"[:MAX_TRACK_CHARS]
-        for begin, end, piece in pieces.timeline:
+        for begin, end, piece in timeline:
             if piece.late_rank == line["rank"] if line["part"] == parts.WAITING else piece.what == line["what"]:
                 yield _slice(track, begin, end, piece.part, piece)
     yield from _path(rank, pieces.steps)

@@ -15,7 +15,6 @@ its kernel or operator.  Records that shared work among ranks are not named for 
 """
 
 import collections
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -177,13 +176,8 @@ def _records_of_product(what: str) -> list[str]:
     return records
 
 
-@functools.cache
-def record_lines() -> dict[str, str]:
-    """Returns {"r05": "r05 (15.2 min): padded vocabulary, ..."}, from the docstring of models/ladder."""
-    return {name: f"{name} ({took}): {idea}" for name, took, idea in RUNG.findall(ladder.__doc__ or "")}
-
-
 def legend(lines: list[dict[str, Any]]) -> list[str]:
     """Returns what each record that is named in these lines brought, without repetition."""
-    names = sorted({name for line in lines for name in line["ladder"]})
-    return [record_lines()[name] for name in names]
+    names = {name for line in lines for name in line["ladder"]}
+    brought = sorted(RUNG.findall(ladder.__doc__ or "")) if names else []
+    return [f"{name} ({took}): {idea}" for name, took, idea in brought if name in names]

@@ -116,8 +116,3 @@ class Inside:
             ops, launches = (rows[np.argsort(rank.ts[rows], kind="stable")] for rows in some)
             self._rows[track] = ops, launches
         return self._rows[track]
-
-
-def is_attention(facts: dict[str, Any]) -> bool:
-    """Returns whether an operator may be attention over a cache of keys, for whose FLOPs there is no formula."""
-    return facts["flop"] is None and bool(traffic.ATTENTION.search(facts["name"].split("::")[-1]))

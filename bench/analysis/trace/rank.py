@@ -106,7 +106,8 @@ class Collector:
         self.num_bad += int((~good).sum())
         first, self._num_rows = self._num_rows, self._num_rows + int(good.sum())
         for index, args in enumerate(facts) if self._has_numbers else ():
-            if args.seq is not None and good[index] and not _is_point_to_point(args):
+            is_own = str(args.collective).lower().startswith(("send", "recv"))  # each rank numbers these for itself
+            if args.seq is not None and good[index] and not is_own:
                 self._sequence[first + int(good[:index].sum())] = str(args.group), whole(args.seq)
         if self._num_rows > len(self._columns["ts"]):
             self._grow(self._num_rows + self._num_rows // 8 + MIN_ROWS)
@@ -162,11 +163,6 @@ class Collector:
             "num_events": self.num_events,
             "num_bad": self.num_bad,
         }
-
-
-def _is_point_to_point(args: Args) -> bool:
-    """Returns whether a row is a send or a receive, which each rank numbers for itself."""
-    return str(args.collective).lower().startswith(("send", "recv"))
 
 
 class _Kinds(dict[str | None, int | None]):
