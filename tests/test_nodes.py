@@ -21,7 +21,6 @@ from bench.launch.nodes import carried, facts, joining, leader, store
 from bench.launch.nodes import member as member_module
 from bench.machine import environment, gpus, leases
 from bench.machine.signals import Interrupted
-from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
 SOON_LOST = {f"bench.launch.nodes.{module}.LOST_AFTER_S": 6.0 for module in ("store", "leader")}
@@ -96,12 +95,6 @@ def test_a_file_of_another_node_overwrites_none_and_a_part_of_one_is_taken_back(
         assert incoming.undo() == name
     assert (tmp_path / "logs" / "rank1.log").read_bytes() == b"onetwo" and not (tmp_path / "logs" / "cut.log").exists()
     assert (tmp_path / "events.jsonl").read_bytes() == b"ours\ntheirs\n"
-
-
-def test_files_that_each_node_writes_have_one_role():
-    assert run_folder._role("telemetry.node1.csv") == "telemetry"
-    assert run_folder._role("environment.node12.json") == "environment"
-    assert run_folder._role("telemetry.csv") == "telemetry"
 
 
 ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}

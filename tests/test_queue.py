@@ -349,16 +349,17 @@ def test_an_entry_that_this_user_may_not_take_is_said_and_the_next_is_run(result
     assert f"{first}: cannot be taken" in capsys.readouterr().out
 
 
-def test_on_a_full_disk_an_entry_waits_again(results, queue, monkeypatch):
+@pytest.mark.parametrize("refused, exit_code", [((Queue, "opened_log"), 1), ((queues, "_write"), 0)])
+def test_on_a_full_disk_an_entry_waits_again(results, queue, monkeypatch, refused, exit_code):
     queue.submit(SMOKE, 0)
     monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.0)
 
-    def full(self, entry):
-        raise OSError(28, "No space left on device", str(self.log(entry)))
+    def full(*args):
+        raise OSError(28, "No space left on device", str(queue.folder))
 
-    monkeypatch.setattr(Queue, "opened_log", full)
-    assert agent.main(["--once"]) == 1
-    assert len(queue.waiting()) == 1 and queue.outcomes() == []
+    monkeypatch.setattr(*refused, full)
+    assert agent.main(["--once"]) == exit_code
+    assert len(queue.waiting()) == 1 and queue.outcomes() == queue.taken() == []
 
 
 def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one_ends(results, queue, monkeypatch):

@@ -10,7 +10,7 @@ import real_runs
 
 from bench.compare import eligibility
 from bench.config.schema import GoalConfig
-from bench.launch import ranks, resume
+from bench.launch import launcher, ranks, resume
 from bench.launch.prepare import prepare
 from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
@@ -190,6 +190,14 @@ def test_settings_of_checkpoints_change_no_config_id():
 def test_a_run_that_could_not_go_on_is_refused_before_it_begins(overrides, why):
     with pytest.raises(ValueError, match=why):
         job("resume=auto", *overrides)
+
+
+def test_a_folder_that_cannot_be_written_to_is_the_error_of_a_run_that_may_go_on(tmp_path, monkeypatch):
+    (tmp_path / "free").mkdir()
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setattr(resume.atomic, "locked", lambda path: os.close(-1))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        launcher.launch(job("resume=auto"))
 
 
 def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(monkeypatch):

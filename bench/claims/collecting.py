@@ -337,7 +337,8 @@ def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:
         return False
     files = filter(POINTS.fullmatch, place.names(where, files=True))
     lines = [line for name in files for line in (place.read(f"{where}/{name}") or b"").splitlines(keepends=True)]
-    kept = [line for line in lines if _is_run_here(into, json_file.parsed(line, where, sweep.Kept)["folder"])]
+    runs = [(line, json_file.parsed(line, where, sweep.Kept)["folder"]) for line in lines]
+    kept = [line for line, name in runs if RUN.fullmatch(name) and (into / name / "run.json").is_file()]
     has_points = kept and (not (folder / points).exists() or plain_file.content(folder / points) != b"".join(kept))
     if has_points:
         atomic.write_bytes(folder / points, b"".join(kept))
@@ -351,7 +352,3 @@ def _progress(facts: dict[str, Any]) -> tuple[Any, ...]:
     if "race_id" in facts:  # a study
         return facts["race_id"] is not None, facts["num_trials"] is not None
     return max(facts["started_at"], facts["ended_at"] or ""), facts["ended_at"] is not None
-
-
-def _is_run_here(into: Path, name: str) -> bool:
-    return bool(RUN.fullmatch(name)) and (into / name / "run.json").is_file()

@@ -170,6 +170,8 @@ class _Launch:
                 step = failures.last_step(self._folder)
                 failure = failures.failure("interrupted", f"the launcher got {name}{_why(name)}", None, step, name)
             except OSError as error:
+                if self._run["run_id"] is None:  # the run to go on with cannot be written to
+                    raise
                 is_start = error.errno == errno.EMFILE or isinstance(error, ranks.CannotStart)
                 kind = "not_started" if is_start else failures.kind_of(error)
                 failure = failures.failure(kind, str(error))

@@ -122,7 +122,7 @@ class Agent:
                             self._exit_code, self._began_s = None, time.monotonic()
                             self._taken = self.queue.take(entry, self._usd_per_hour(entry))
                     except OSError as error:
-                        self._report_once(f"{entry.id}: cannot be taken: {error}")
+                        self._report_once(f"{entry.id}: cannot be taken: {error.strerror}")
                         continue
                     if self._taken is not None:
                         yield self._taken

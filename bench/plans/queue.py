@@ -182,9 +182,13 @@ class Queue:
         except OSError:
             self._lease(mine).unlink(missing_ok=True)
             raise
-        with contextlib.suppress(OSError):  # it was cancelled at once, or the disk is full
+        try:
             began_s = self._path("taken", mine.name).stat().st_ctime  # the time of the rename
             _write(self._lease(mine), Lease(began_s=began_s, usd_per_hour=usd_per_hour))
+        except OSError as error:  # of the file system; or it was cancelled at once
+            if error.errno in OF_THE_DISK:  # a command would fail too
+                self.give_back(mine)
+                raise
         if why := self.cancelled(mine):
             self.end(mine, 1, why, 0.0, 0.0)
             return None
@@ -259,7 +263,10 @@ class Queue:
         now_s, taken = time.monotonic(), self.taken()
         if now_s - self._looked_s > LEASE_S / 2:
             self._watched.clear()
-        known = {entry.name: _mtime_s(self._lease(entry)) for entry in taken}
+        known: dict[str, float | None] = dict.fromkeys(entry.name for entry in taken)
+        for entry in taken:
+            with contextlib.suppress(FileNotFoundError):
+                known[entry.name] = self._lease(entry).stat().st_mtime
         before, self._looked_s = self._watched, now_s
         self._watched = {
             name: before[name] if name in before and before[name][0] == mtime_s else (mtime_s, now_s)
@@ -304,7 +311,8 @@ class Queue:
         self._make()
         for state in ("", *STATES):
             if not os.access(self.folder / state, os.R_OK | os.W_OK | os.X_OK):
-                raise ValueError(f"{self.folder / state}: cannot be written: ask its owner for chmod -R g+rwX")
+                remedy = "mount it writable, or ask its owner for chmod -R g+rwX"
+                raise ValueError(f"{self.folder / state}: cannot be written: {remedy}")
             if (self.folder / state).stat().st_mode & stat.S_IWOTH:
                 remedy = f"chmod -R o-w {self.folder}; only a group whose members trust each other may write"
                 raise ValueError(f"{self.folder / state}: everybody can write there: {remedy}")
@@ -369,10 +377,3 @@ def _name_of(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _mtime_s(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return None

@@ -65,8 +65,6 @@ def check(job: Job, adopted: Adopted | None) -> None:
     if several and job.script:
         what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
         raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
-    if (job.config.resume or job.config.checkpoint.every_min) and (hardware.nodes or 1) > 1:
-        raise ValueError(f"{several}: resume= and checkpoint.every_min are for runs on one node: omit them")
     around = registry.program(job.config.instruments, Path(), hardware.device)
     if several and around:
         remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
