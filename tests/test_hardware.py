@@ -108,6 +108,7 @@ def test_faster_precisions_are_not_slower():
         ("NVIDIA A10", 72, 1024),
         ("NVIDIA A40", 84, 1024),
         ("NVIDIA RTX A6000", 84, 1024),
+        ("NVIDIA RTX A4000", 48, 1024),
         ("NVIDIA GeForce RTX 3090", 82, 512),
         ("NVIDIA L4", 58, 1024),
         ("NVIDIA L40S", 142, 1024),

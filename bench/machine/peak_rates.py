@@ -101,6 +101,7 @@ DEVICES = (
     _both(["L4"], 121*T, 60*T, 30.3*T, 242*T, 0.300*T, 2040, "NVIDIA L4 datasheet, with sparsity / 2"),
     _both(["RTX 6000 Ada Generation"], 364.2*T, 182.1*T, 91.1*T, 728.5*T, 0.960*T, 2505, ADA),
     _both(["RTX A6000"], 154.8*T, 77.4*T, 38.7*T, None, 0.768*T, 1800, GA102),
+    _both(["RTX A4000"], 76.7*T, 38.3*T, 19.2*T, None, 0.448*T, 1560, "NVIDIA RTX A4000 datasheet, with sparsity / 2"),
     # The driver has one name for both memory versions of the 3060 and of the 4070, and for both chips of the 3080.
     _geforce("RTX 5090", 21760, 2407, 1.792*T, RTX_50),
     _geforce("RTX 5080", 10752, 2617, 0.960*T, RTX_50),
@@ -133,7 +134,7 @@ DEVICES = (
     _both(["Instinct MI355X"], 2500*T, None, 157.3*T, 5000*T, 8.0*T, 2400, CDNA4, 0.538*T),
     Device(("V100-SXM2-16GB", "V100-SXM2-32GB"), None, 125*T, None, 15.7*T, None, 0.900*T, 1530,
            "NVIDIA V100 datasheet", 0.15*T),
-    Device(("T4",), None, 65*T, None, 8.1*T, None, None, 1590, "NVIDIA T4 datasheet"),
+    Device(("T4",), None, 65*T, None, 8.1*T, None, 0.320*T, 1590, "NVIDIA T4 datasheet; memory: deviceQuery"),
 )
 # fmt: on
 

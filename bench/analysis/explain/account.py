@@ -33,12 +33,11 @@ NUM_LINES = 20  # lines of a difference that are kept
 
 
 class Account(NamedTuple):
-    """The account of one rank.  rank: None for a record; host_step_ms: None where the host recorded no steps."""
+    """The account of one rank.  rank: None for a record."""
 
     rank: Rank | None
     pieces: Pieces
     ceilings: Ceilings
-    host_step_ms: float | None = None
 
 
 Accounts = Mapping[int, Account]  # by rank, at least one
@@ -75,9 +74,7 @@ def accounts_of(
             pieces = device_steps.pieces(device, steps, ceilings)
         else:
             pieces = host.host_pieces(rank, steps, ceilings)
-        on_host = window.steps(rank, include_last_step) if rank.steps() else []
-        host_ms = ms_from_ns(on_host[-1][2] - on_host[0][1]) / len(on_host) if on_host else None
-        accounts[rank.rank] = Account(rank, pieces, ceilings, host_ms)
+        accounts[rank.rank] = Account(rank, pieces, ceilings)
     if not accounts:
         raise ValueError("the trace holds no kernel and no operator: record one with profile=window")
     if not on_device:
@@ -133,7 +130,6 @@ def _rank_facts(account: Account) -> dict[str, Any]:
         "file": account.rank and account.rank.path.name,
         "step_ms": step_ms,
         "step_sum_ns": pieces.sum_ns,
-        "host_step_ms": account.host_step_ms,
         "device": account.ceilings.device,
         "ceiling": account.ceilings.source,
         "steps": [
@@ -141,7 +137,6 @@ def _rank_facts(account: Account) -> dict[str, Any]:
             for index, (number, begin, end) in enumerate(pieces.steps)
         ],
         "parts": [_line(part, pieces.mean_ms(ns), step_ms) | {"sum_ns": ns} for part, ns in pieces.by_part().items()],
-        "num_pieces": len(total),
         "pieces": [
             piece._asdict() | {"ms": pieces.mean_ms(ns), "sum_ns": ns, "count": pieces.count[piece]}
             for piece, ns in longest

@@ -21,6 +21,7 @@ from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 
 LAUNCH_BELOW_NS = 200_000  # a kernel that begins later than this after its call returned waits for something else
+IN_ORDER_NS = 100_000  # calls of several threads that begin within this time may have their numbers swapped
 TEMPLATE = "at::native::"  # in the names of templates such as elementwise_kernel<128, 4, ...>
 Wait = tuple[int, int, int]  # of a device row: waiting ns, late rank, call
 Waits = dict[int, Wait]  # by device row
@@ -68,6 +69,7 @@ class Device:
         self.lengths = [serving.Lengths.from_name(name or "") for name in rank.names_of(lengths)]
         columns = (rows, rank.ts[rows], rank.end[rows], calls, ops)
         self.rows, self.starts, self.ends, self.calls, self.operators = (column.tolist() for column in columns)
+        self.launched_by: list[int] = _launched_by(rank, rows).tolist()
 
     def title(self, number: int) -> str:
         """Returns a row's name, or if the kernel is a template that many operators share, that of its operator."""
@@ -133,19 +135,24 @@ class _Division:
 
         A row that is late waits for work that was not recorded if the host waits for the device, else for a stream.
         """
-        for track in sorted(self.on_host, key=lambda track: track == self.main):  # which may get spans of the others
-            thread = Thread(self.device.rank, track)
+        main = Thread(self.device.rank, self.main)
+        others = [track for track in self.on_host if track != self.main]
+        for track in (*others, self.main):  # which may get spans of the others
+            if track is None or not self.on_host[track]:
+                continue
+            thread = main if track == self.main else Thread(self.device.rank, track)
             steps, lows, highs, late = np.array(self.on_host[track], np.int64).T
             span, begin, end, place = thread.segments(lows, highs)
-            step, late = steps[span], late[span]
-            if track != self.main and self.main is not None:
-                idle = place < 0
-                self.on_host[self.main] += zip(*(column[idle].tolist() for column in (step, begin, end, late)))
-                step, begin, end, late, place = (column[~idle] for column in (step, begin, end, late, place))
-            columns = (step, begin, end, thread.pieces(begin, end, place))
-            self.pieces.add_host(thread.distinct, *(column[late < 0] for column in columns))
+            columns = (steps[span], begin, end, thread.pieces(begin, end, place), late[span])
+            if self.main is not None and track != self.main:
+                is_own = np.array([piece.part == parts.HOST for piece in thread.distinct])[columns[3]]
+                idle = (place < 0) & ~(is_own & main.is_outside(begin))
+                self.on_host[self.main] += zip(*(columns[index][idle].tolist() for index in (0, 1, 2, 4)))
+                columns = tuple(column[~idle] for column in columns)
+            step, begin, end, number, late = columns
+            self.pieces.add_host(thread.distinct, *(column[late < 0] for column in columns[:4]))
             for index in np.flatnonzero(late >= 0).tolist():
-                piece, (otherwise, change) = thread.distinct[columns[3][index]], self.late[late[index]]
+                piece, (otherwise, change) = thread.distinct[number[index]], self.late[late[index]]
                 piece, ns = piece if piece.part == parts.SYNC else otherwise, int(end[index] - begin[index])
                 self.pieces.add(int(step[index]), piece, ns, 1, change, int(begin[index]))
 
@@ -192,11 +199,12 @@ class _Division:
         number = None if is_end else following
         call = -1 if number is None else device.calls[number]
         track = self.main if number is None else int(rank.track[call])
-        if track is None or number is not None and call < 0:
+        is_launched = call < 0 and number is not None and device.launched_by[number] <= low
+        if track is None or number is not None and call < 0 and not is_launched:
             what = None if number is None else f"before {device.names[number]}, whose launch was not recorded"
             pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low, at_ns=low)
             return
-        called = high if number is None else min(max(int(rank.ts[call]), low), high)
+        called = low if is_launched else high if number is None else min(max(int(rank.ts[call]), low), high)
         if called > low:
             self.on_host[track].append((index, low, called, -1))
         if number is None or called == high:
@@ -217,6 +225,21 @@ class _Division:
         if until < high:
             self.on_host[track].append((index, until, high, len(self.late)))
             self.late.append((parts.Piece(parts.DEPENDENCY, *names), change))
+
+
+def _launched_by(rank: Rank, rows: np.ndarray) -> np.ndarray:
+    """Returns when each device row was launched at the latest, ns; NOT_LAUNCHED if nothing says so.
+
+    Calls are numbered as they begin (to 5 us in 59 public traces), so one that is missing began before the next number.
+    """
+    calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.correlation > 0))
+    calls = calls[np.argsort(rank.correlation[calls], kind="stable")]
+    first_later = np.minimum.accumulate(rank.ts[calls][::-1])[::-1]
+    if (rank.ts[calls] - first_later > IN_ORDER_NS).any():
+        return np.full(len(rows), window.NOT_LAUNCHED)
+    following = np.searchsorted(rank.correlation[calls], rank.correlation[rows], side="right")
+    latest = np.append(first_later, window.NOT_LAUNCHED)[following]
+    return np.where(rank.correlation[rows] > 0, latest, window.NOT_LAUNCHED)
 
 
 def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[tuple[int, int, int]]:

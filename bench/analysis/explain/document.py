@@ -109,12 +109,10 @@ def _about(answer: dict[str, Any]) -> str:
 
 
 def _limit(answer: dict[str, Any]) -> Iterator[str]:
-    number, first = next(iter(answer["ranks"].items()))
+    first = next(iter(answer["ranks"].values()))
     device = f"; {plain(first['device'])}" if first["device"] else ""
     yield from (f"Outside these steps, {_outside(line)}." for line in answer.get("outside", ())[:MAX_OUTSIDE])
     yield f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}."
-    if first["host_step_ms"] is not None and answer["of"] == "device":
-        yield f"The host's own step, of rank {number}: {format_ms(first['host_step_ms'])}."
 
 
 def _bars(answer: dict[str, Any]) -> list[Bar]:

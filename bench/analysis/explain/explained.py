@@ -104,8 +104,7 @@ def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path
 
 def first_traced(folders: Iterable[Path | str]) -> Path | None:
     """Returns the first of these run folders that holds a trace, or None."""
-    paths = (path for path in map(Path, folders) if (path / "traces").is_dir())
-    return next((path for path in paths if has_trace([path / "traces"])), None)
+    return next((path for path in map(Path, folders) if has_trace([path / "traces"])), None)
 
 
 def has_trace(paths: Sequence[Path]) -> bool:

@@ -92,8 +92,10 @@ class Thread:
         self._others = others[np.argsort(rank.end[others], kind="stable")]
         is_step, parent = self._has(IS_STEP)[: len(self.nest.rows)], self.nest.parent
         tops = self.nest.rows[~is_step & ((parent < 0) | take(is_step, parent, 0).astype(bool))]
+        steps = self.nest.rows[is_step]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
         self._top_ends, self._other_ends = rank.end[self._tops], rank.end[self._others]
+        self._left = np.sort(np.concatenate((rank.end[tops], rank.ts[steps])))  # a range was left, or a step begun
         self._ends, self._starts = rank.end[self._by_end], rank.ts[self._by_start]
         self.distinct: list[parts.Piece] = []
         self._outside: dict[int, int] = {}  # index into .distinct of time in no range, by what is around it
@@ -115,6 +117,10 @@ class Thread:
         end = np.where(is_last, highs[span], take(self._edges, np.where(is_last, -1, edge)))
         kept = end > begin
         return span[kept], begin[kept], end[kept], take(self._places, edge - 1)[kept]
+
+    def is_outside(self, moments: np.ndarray) -> np.ndarray:
+        """Returns a mask of the moments (ns) at which the thread is in no range."""
+        return take(self._places, np.searchsorted(self._edges, moments, side="right") - 1) < 0
 
     def name(self, place: int) -> str:
         """Returns the name of a range."""
@@ -148,12 +154,12 @@ class Thread:
         """Returns the index into .distinct of the piece of each of these segments."""
         number = take(self._explained, places)
         outside = np.flatnonzero(number < 0)
-        number[outside] = self._pieces_outside(begins[outside])
+        number[outside] = self._pieces_outside(begins[outside], ends[outside])
         is_long = ends - begins >= MIN_GAP_NS
         kinds = take(self.rank.kind, take(self.ranges, places), events.ANNOTATION)
         for index in np.flatnonzero(is_long & (kinds == events.ANNOTATION)).tolist():
             place, low, high = (int(column[index]) for column in (places, begins, ends))
-            is_own = place < 0 or self._explained[place] >= 0 and self.distinct[number[index]].part == parts.HOST
+            is_own = place < 0 or self._explained[place] < 0 or self.distinct[number[index]].part == parts.HOST
             if is_own and (piece := self._gap(low, high, None if place < 0 else self.name(place))):
                 number[index] = len(self.distinct)
                 self.distinct.append(piece)
@@ -177,23 +183,23 @@ class Thread:
         part = parts.HOST if where else parts.UNKNOWN
         return parts.Piece(part, f"no operator {', '.join(edges)}", where) if edges else None
 
-    def _pieces_outside(self, moments: np.ndarray) -> np.ndarray:
-        """Returns the index into .distinct of the piece of time in no range, at each of these moments (ns).
+    def _pieces_outside(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Returns the index into .distinct of the piece of each of these segments (ns) in no range.
 
-        It is named after the range that ended last before it.  If the next one begins soon after that, it is the
-        thread's own work, else unknown.
+        If the thread left a range, or began a step, shortly before the segment ends, where the thread that launches the
+        next row enters a range, the time is its own work, else unknown.  The range that ended last names it.
         """
-        before = np.searchsorted(self._top_ends, moments, side="right") - 1
-        after = np.append(self._tops, -1)[before + 1]
-        idle_ns = take(self.rank.ts, after) - take(self._top_ends, before)
-        is_short = (before >= 0) & (after >= 0) & (idle_ns < MIN_GAP_NS)
+        before = np.searchsorted(self._top_ends, begins, side="right") - 1
+        left = np.searchsorted(self._left, begins, side="right") - 1
+        is_short = (left >= 0) & (ends - take(self._left, left, 0) < MIN_GAP_NS)
         keys, index = np.unique(2 * take(self.rank.name, take(self._tops, before)) + is_short, return_inverse=True)
         for key in keys.tolist():
             if key not in self._outside:
-                part, where = (parts.HOST, "outside operators, ") if key % 2 else (parts.UNKNOWN, "")
-                what = None if key < 0 else f"{where}after {self.rank.names[key // 2]}"
+                part, what = (parts.HOST, "outside operators") if key % 2 else (parts.UNKNOWN, None)
+                if key >= 0:
+                    what = ", ".join(filter(None, (what, f"after {self.rank.names[key // 2]}")))
                 self._outside[key] = len(self.distinct)
-                self.distinct.append(parts.Piece(part if key >= 0 else parts.UNKNOWN, what, None))
+                self.distinct.append(parts.Piece(part, what, None))
         return np.array([self._outside[key] for key in keys.tolist()], np.int64)[index]
 
     def _explain_all(self) -> np.ndarray:
@@ -237,12 +243,18 @@ class Thread:
 
 
 def main_track(rank: Rank) -> int | None:
-    """Returns the thread of the steps, else the one with most operators and calls; None without a host."""
+    """Returns the thread of the steps, else the process's first, else the busiest; None without a host.
+
+    The first thread has the number of its process.  It must have a tenth of the busiest one's operators and calls.
+    """
     is_step = rank.names_that(STEP.search)[rank.name] & rank.is_kind(events.ANNOTATION, events.CPU_OP)
-    rows = np.flatnonzero(is_step)
+    has_steps = bool(is_step.any())
+    rows = np.flatnonzero(is_step if has_steps else rank.is_kind(events.CPU_OP, events.RUNTIME))
     if not len(rows):
-        rows = np.flatnonzero(rank.is_kind(events.CPU_OP, events.RUNTIME))
-    return int(np.bincount(rank.track[rows]).argmax()) if len(rows) else None
+        return None
+    count = np.bincount(rank.track[rows], minlength=len(rank.tracks))
+    is_first = np.array([pid == tid for _, pid, tid in rank.tracks]) & (10 * count >= count.max()) & (not has_steps)
+    return int(is_first.argmax() if is_first.any() else count.argmax())
 
 
 def host_spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:

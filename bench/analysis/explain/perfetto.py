@@ -78,10 +78,8 @@ def _slice(track: str, begin_ns: int, end_ns: int, name: str, piece: parts.Piece
 
 def _path(rank: Rank, steps: Sequence[parts.Step]) -> Iterator[dict[str, Any]]:
     """Yields the chain of work that ends with the last row of each step, and arrows between its rows."""
-    rows = rank.device_rows()
-    launched_in = [(begin, end) for _, begin, end in steps]
-    number = 0
-    for begin, end in launched_in:
+    rows, number = rank.device_rows(), 0
+    for _, begin, end in steps:
         mine = rows[(rank.ts[rows] >= begin) & (rank.end[rows] <= end)]
         if not len(mine):
             continue

@@ -1,8 +1,5 @@
 """Ranks where the next millisecond is: what each thing above the limit could gain at most, with its evidence.
 
-    ms     what                                       records
-    1.712  no bound known: flash_attn ...             r12 r13 r20 r29
-
 A gain is an upper bound: how much shorter the step would be if that time were zero.  On a device the graph of
 dependencies (bench/analysis/explain/retimed.py) says what then takes its place; elsewhere, and for waiting for a late
 rank, the gain is all of that time.  It is a mean over the ranks, for waiting over the ranks that wait.  Pieces of one
@@ -17,7 +14,7 @@ its kernel or operator.  Records that shared work among ranks are not named for 
 import collections
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.analysis.explain import parts
 from bench.analysis.explain.retimed import Graph
@@ -58,6 +55,7 @@ ADVICE = {
 
 
 Origin = tuple[str, str | None, int | None]
+Share = tuple[int, parts.Piece, float, float]  # rank, its piece, ms of a mean step, how often the piece is in one
 
 
 def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph | None = None) -> list[dict[str, Any]]:
@@ -69,13 +67,13 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
     for this one; rank: the rank that is waited for, or that alone has it, else None; count: mean number per step;
     ladder: the records that gained at such a place.
     """
-    shares = collections.defaultdict[Origin, list[_Share]](list)
+    shares = collections.defaultdict[Origin, list[Share]](list)
     changes = collections.defaultdict[Origin, dict[int, list[parts.Change]]](dict)
     for number, pieces in pieces_by_rank.items():
         for piece, ns in pieces.total().items():
             if piece.part not in NO_GAIN:
                 origin, count = origin_of(piece), pieces.count[piece] / len(pieces.steps)
-                shares[origin].append(_Share(number, piece, pieces.mean_ms(ns), count))
+                shares[origin].append((number, piece, pieces.mean_ms(ns), count))
                 changes[origin].setdefault(number, []).extend(pieces.changes[piece])
     lines = [(_line(origin, known, len(pieces_by_rank)), changes[origin]) for origin, known in shares.items()]
     lines.sort(key=lambda item: -item[0]["most_ms"])
@@ -95,24 +93,15 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
     return ranked
 
 
-class _Share(NamedTuple):
-    """A piece that belongs to a line, on one rank: its milliseconds of a mean step, and how often it occurs in one."""
-
-    rank: int
-    piece: parts.Piece
-    ms: float
-    per_step: float
-
-
-def _line(origin: Origin, shares: Sequence[_Share], num_ranks: int) -> dict[str, Any]:
+def _line(origin: Origin, shares: Sequence[Share], num_ranks: int) -> dict[str, Any]:
     part, _, late = origin
     rank_ms, what_ms, where_ms = (collections.defaultdict[Any, float](float) for _ in range(3))
     counts = collections.defaultdict[str, float](float)
-    for share in shares:
-        rank_ms[share.rank] += share.ms
-        what_ms[share.piece.what] += share.ms
-        where_ms[share.piece.where] += share.ms
-        counts[share.piece.part] += share.per_step
+    for rank, piece, ms, per_step in shares:
+        rank_ms[rank] += ms
+        what_ms[piece.what] += ms
+        where_ms[piece.where] += ms
+        counts[piece.part] += per_step
     what, most = max(what_ms, key=what_ms.__getitem__), max(rank_ms, key=rank_ms.__getitem__)
     places = sorted(where_ms, key=lambda name: -where_ms[name])
     all_ms = sum(rank_ms.values())

@@ -1,5 +1,6 @@
 """Analyses the traces of one job's ranks: the --json answer of ./run.sh analyze."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,6 @@ IDLE_REMEDIES = {
     "kernel_wait": "most of it lies between short kernels: fuse them or use CUDA graphs",
     "other": "most of it is launched and waits for something else: another stream or an event",
 }
-DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8")
 MAX_OPERATORS = 50
 MAX_RANKS = 2**20  # a file that claims more is not believed
 
@@ -56,7 +56,7 @@ def analyze_files(
     Each of several large files is read and analysed by one process, which returns only its device rows.  Raises NoTrace
     for a file that is not a trace.
     """
-    digests = load.over_files(_digest_file, paths, rules, include_last_step)
+    digests = load.over_files(_digest, paths, rules, include_last_step)
     windows = load.grouped(digests, lambda digest: digest.rank)
     return {name: _analyze_job(digests) for name, digests in windows.items()}
 
@@ -67,11 +67,8 @@ def analyze_rank(rank: Rank, include_last_step: bool = False) -> dict[str, Any]:
     return _analyze_job([_digest(rank, categories.RULES, include_last_step)])
 
 
-def _digest_file(path: str | Path, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
-    return _digest(load.load(path), rules, include_last_step)
-
-
-def _digest(rank: Rank, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
+def _digest(trace: Rank | str | Path, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
+    rank = trace if isinstance(trace, Rank) else load.load(trace)
     rows = window.device_rows(rank, include_last_step)
     launched = window.launches(rank, rows) >= 0
     if len(rank.steps()) == 1 and launched.any():
@@ -112,7 +109,8 @@ def _analyze_rank(
 
     rows: of window.device_rows(); kinds: their device_time.types.
     """
-    by_device = window.devices(rank, rows)
+    device = np.array([track[1] for track in rank.tracks] or [0])[rank.track[rows]]
+    by_device = {number.item(): device == number for number in np.unique(device)}
     leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
     leading, leading_kinds = rows[leads], kinds[leads]
     steps, until_ns = window.steps(rank, include_last_step), window.until(rank, include_last_step)
@@ -174,9 +172,7 @@ def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_u
     for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
         leading |= set(sorted(range(len(table)), key=lambda index: -(table[index][measure] or 0))[:MAX_OPERATORS])
 
-    def peak_of(precision: str) -> float | None:
-        return peak_rates.peak_flops(name, precision) if precision in DTYPES else None
-
+    peak_of = functools.partial(peak_rates.peak_flops, name)
     rates, whole = operators.achieved(table, device_us, peak_of, peak_rates.mem_bytes_per_s(name))
     return {
         "operators": [table[index] for index in sorted(leading)],  # those that lead by any measure, in order

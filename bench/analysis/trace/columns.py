@@ -67,11 +67,6 @@ def shared_ns(a: Intervals, b: Intervals) -> int:
     return covered_ns(a) + covered_ns(b) - covered_ns(either)
 
 
-def gaps_between(merged: Intervals) -> Intervals:
-    """Returns what lies between the intervals of a merged set, which is a merged set too."""
-    return merged[1][:-1], merged[0][1:]
-
-
 def ns_by_combination(sets: Sequence[Intervals]) -> dict[int, int]:
     """Returns {bit mask: nanoseconds in which exactly these of the merged sets run}; bit 0 is the first set."""
     points, changes = [], []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.analysis.trace import attribution, events, window
-from bench.analysis.trace.columns import US, gaps_between, groups, merged_intervals
+from bench.analysis.trace.columns import US, groups, merged_intervals
 from bench.analysis.trace.rank import Rank
 
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
@@ -116,7 +116,8 @@ def gaps(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """
     if not len(rows):
         return []
-    low, high = gaps_between(merged_intervals(rank.ts[rows], rank.end[rows]))
+    starts, ends = merged_intervals(rank.ts[rows], rank.end[rows])
+    low, high = ends[:-1], starts[1:]
     longest = np.argsort(low - high, kind="stable")[:NUM_GAPS]
     low, high, first = low[longest], high[longest], rank.ts[rows].min()
     by_start, by_end = (rows[np.argsort(side[rows], kind="stable")] for side in (rank.ts, rank.end))

@@ -114,9 +114,3 @@ def launches(rank: Rank, rows: np.ndarray) -> np.ndarray:
 def launch_times(rank: Rank, rows: np.ndarray) -> np.ndarray:
     """Returns the start of the launching call of each device row, ns; NOT_LAUNCHED if there is none."""
     return take(rank.ts, launches(rank, rows), NOT_LAUNCHED)
-
-
-def devices(rank: Rank, rows: np.ndarray) -> dict[int, np.ndarray]:
-    """Returns {device: mask over rows}."""
-    device = np.array([track[1] for track in rank.tracks] or [0])[rank.track[rows]]
-    return {number.item(): device == number for number in np.unique(device)}
