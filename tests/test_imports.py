@@ -63,11 +63,11 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 BUDGET = {
     "base": 2_275,
     "config": 3_200,
-    "machine": 4_350,
+    "machine": 4_340,
     "data": 1_765,
     "record": 7_345,
     "web": 1_230,
-    "analysis": 8_300,
+    "analysis": 8_295,
     "training": 8_720,
     "compare": 3_300,
     "launch": 6_850,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_350,
     "cli": 4_400,
     "models": 3_500,
-    "tests": 53_145,
+    "tests": 53_160,
 }
 SLACK = 250
 
