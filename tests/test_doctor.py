@@ -69,9 +69,10 @@ def test_the_last_line_says_whether_the_machine_is_fit():
 
 
 def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
-    assert doctor.driver({"nvml": "NVML Shared Library Not Found"}).status == "fail"
-    gpus = [{"visible": 0}, {"visible": None}]
-    assert doctor.driver({"nvml": None, "driver": "580.65.06", "gpus": gpus}).found == "580.65.06, 2 GPU(s), 1 visible"
+    assert doctor.driver({"nvml": "NVML Shared Library Not Found"}, None).status == "fail"
+    env = {"nvml": None, "driver": "580.65.06", "gpus": [{"visible": 0}, {"visible": None}]}
+    assert doctor.driver(env, None).found == "580.65.06, 2 GPU(s), 1 visible"
+    assert doctor.driver(env, ("it is too old", "update it")) == Check("driver", "fail", "it is too old", "update it")
 
 
 def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):

@@ -3,12 +3,14 @@
 import copy
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import types
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from real_runs import git, wait_for
 from bench.base import private
 from bench.base.paths import REPO
 from bench.config import schema
-from bench.launch import ranks
+from bench.launch import prepare, ranks
 from bench.machine import code_state, environment, gpus, processes
 from bench.machine import meters as cpu_meter
 from bench.machine.meters import CpuMeter
@@ -27,7 +29,7 @@ COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-4862
 UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"]
 
 
-def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0):
+def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0, cuda_driver=12090):
     """A module like pynvml that shows these GPUs; calls named in fails raise NotSupported."""
 
     class NVMLError(Exception):
@@ -73,6 +75,7 @@ def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0):
     module = types.ModuleType("pynvml")
     module.NVMLError, module.nvmlInit, module.nvmlShutdown = NVMLError, init, lambda: None
     module.nvmlSystemGetDriverVersion = lambda: "575.57.08"
+    module.nvmlSystemGetCudaDriverVersion_v2 = lambda: cuda_driver
     module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM = 1, 2
     module.NVML_TEMPERATURE_GPU, module.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, module.NVML_VOLATILE_ECC = 0, 1, 0
     for name in answers:
@@ -143,6 +146,49 @@ def test_a_machine_without_a_driver_has_no_gpu_and_says_why(machine):
     machine(init_error="NVML Shared Library Not Found")
     assert gpus.nvml_facts() == {"driver": None, "gpus": [], "nvml": "NVML Shared Library Not Found"}
     assert gpus.num_visible() == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "cuda_driver", "fault"),
+    [
+        ("2.13.0+cu130", "'13.0'", 13000, None),
+        ("2.13.0+cu132", "'13.2'", 13000, None),  # a later minor version
+        ("2.13.0+cu126", "'12.6'", 13000, None),
+        (
+            "2.13.0+cu130",
+            "'13.0'",
+            12090,
+            "NVIDIA's driver 575.57.08 supports CUDA 12.9, and torch 2.13.0+cu130 needs CUDA 13.0",
+        ),
+        ("2.13.0+cpu", "None", 13000, "torch 2.13.0+cpu is a build for CPUs"),
+    ],
+)
+def test_a_torch_that_cannot_use_the_gpus_is_refused_before_data_are_fetched(
+    version, cuda, cuda_driver, fault, machine, monkeypatch, tmp_path
+):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('nothing may import torch here')")
+    text = f"__version__ = '{version}'\ndebug = False\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = None\n"
+    (tmp_path / "torch" / "version.py").write_text(text)
+    find, its = importlib.util.find_spec, PathFinder.find_spec("torch", [str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: its if name == "torch" else find(name))
+    machine(["NVIDIA H100 80GB HBM3"], cuda_driver=cuda_driver)
+    assert (gpus.torch_fault() or (None,))[0] == fault
+    fetched = []
+
+    def fetch(*args, **options):
+        fetched.append(args)
+        raise ValueError("data are fetched")
+
+    monkeypatch.setattr(prepare.datasets, "prepare", fetch)
+    with pytest.raises(ValueError) as refusal:
+        prepare.prepare(["track=free", "experiment=smoke", "hardware=cuda"])
+    assert bool(fetched) == (fault is None)
+    if fault:
+        assert str(refusal.value).startswith(f"hardware.device=cuda: {fault}: ")
+        assert str(refusal.value).endswith(" (docs/start.md), or use hardware=cpu")
+    with pytest.raises(ValueError, match="data are fetched"):
+        prepare.prepare(["track=free", "experiment=smoke", "hardware=cpu"])
 
 
 def test_a_gpu_is_described_in_our_units(machine):

@@ -186,6 +186,41 @@ def test_a_planted_fault_is_found(model, plant, overrides, machine, findings):
         assert any(row.status != "ok" and finding in row.found for row in rows), rows
 
 
+WITHOUT_LOGITS = """
+from torch import nn
+from torch.nn import functional as F
+
+class Bare(nn.Module):
+    def __init__(self, vocab_size, seq_len, num_layers, num_heads, width):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size, bias=False)
+
+    def init_weights(self, generator):
+        for parameter in self.parameters():
+            parameter.data.normal_(std=0.02, generator=generator)
+
+    def forward(self, tokens_BT, targets_BT):
+        return F.cross_entropy(self.head(self.embedding(tokens_BT)).flatten(0, 1), targets_BT.flatten())
+
+    def flops_per_token(self, seq_len):
+        return 6 * self.head.weight.numel()
+
+    flops_per_token_causal = flops_per_token
+"""
+
+
+@needs_device
+@pytest.mark.slow
+def test_a_model_without_logits_is_rehearsed_where_a_run_accepts_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    (tmp_path / "bare.py").write_text(WITHOUT_LOGITS)
+    arguments = ["--rehearse-gpu", "bare.py:Bare", "optim=adamw", *SMALL]
+    with pytest.raises(ValueError, match="model.arch=bare.py:Bare cannot be trained:\n  - it lacks logits"):
+        doctor.main(arguments)
+    assert doctor.main([*arguments, "track=free"]) == 0
+    assert "1 of 1 compile for H100 as they are" in capsys.readouterr().out
+
+
 def kinds_of_layers(arch, num_layers):
     """What layers of a model have and lack, one set for each property."""
     model = models.load(arch)(vocab_size=64, seq_len=256, num_layers=num_layers, num_heads=2, width=64)
@@ -234,18 +269,19 @@ def test_what_a_kernel_takes_too_much_of_is_a_finding():
 @pytest.mark.parametrize(
     ("version", "cuda", "message"),
     [
-        ("2.13.0+cu130", "'13.0'", "torch 2.13.0\\+cu130 is a build for GPUs"),
-        ("2.12.1+cpu", "None", "torch 2.12.1\\+cpu is untried, the rehearsal is made for torch 2.13"),
+        ("2.13.0+cu130", "13.0", "torch 2.13.0\\+cu130 is a build for GPUs"),
+        ("2.12.1+cpu", None, "torch 2.12.1\\+cpu is untried, the rehearsal is made for torch 2.13"),
     ],
 )
 def test_other_builds_of_torch_are_refused_in_a_sentence(version, cuda, message):
     with pytest.raises(device.Unavailable, match=message):
-        device.refuse_unknown(f"__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n")
-    device.refuse_unknown("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+        device.refuse_unknown(version, cuda)
+    device.refuse_unknown("2.13.0+cpu", None)
 
 
 def test_names_are_experiments_and_models_and_others_are_refused():
     assert rehearse.overrides_of("r53") == ["experiment=r53"]
+    assert rehearse.overrides_of("my_model.py:MyModel") == ["track=gpt2_small", "model.arch=my_model.py:MyModel"]
     assert rehearse.overrides_of("gpt2") == ["track=gpt2_small", "model=gpt2"]
     assert rehearse.overrides_of("shard") == ["track=gpt2_small", "model=gpt2", "optim=muon", "hardware.reducer=shard"]
     with pytest.raises(ValueError, match="doctor --rehearse-gpu r99: unknown; choose from r01"):

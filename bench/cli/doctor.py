@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         return passport(hardware, env, args.json)
     checks = [*preflight.checks(hardware, 0, env, results_root()), preflight.git(code_state.git_failure(), REPO)]
     if hardware.device == "cuda" or env["nvml"] is None:
-        checks.insert(0, driver(env))
+        checks.insert(0, driver(env, gpus.torch_fault()))
     show = (lambda some: None) if args.json else (lambda some: print(preflight.report(some, WIDTH), flush=True))
     show(checks)
     if not args.quick:
@@ -117,10 +117,12 @@ def verdict(checks: Iterable[Check]) -> str:
     return "ready to benchmark"
 
 
-def driver(env: dict[str, Any]) -> Check:
-    """Checks for the NVIDIA driver, and how many GPUs it shows."""
+def driver(env: dict[str, Any], fault: tuple[str, str] | None) -> Check:
+    """Checks for the NVIDIA driver, how many GPUs it shows, and whether torch can use them (gpus.torch_fault())."""
     if env["nvml"] is not None:
         return Check("driver", "fail", env["nvml"], "install the NVIDIA driver, or start the container with --gpus all")
+    if fault is not None:
+        return Check("driver", "fail", *fault)
     num_visible = sum(gpu["visible"] is not None for gpu in env["gpus"])
     return Check("driver", "ok", f"{env['driver']}, {len(env['gpus'])} GPU(s), {num_visible} visible")
 
@@ -140,7 +142,8 @@ def _parser() -> arguments.Parser:
         "--rehearse-gpu",
         nargs="*",
         metavar="MODEL",
-        help="compile experiments and models for a GPU without one; needs a C++ compiler, and triton for the kernels",
+        help="compile experiments and models, also my_model.py:MyModel, for a GPU without one; needs a C++ compiler, "
+        "and triton for the kernels",
     )
     parser.add_argument(
         "--gpu", choices=("h100", "a100"), default="h100", help="of --rehearse-gpu (default %(default)s)"

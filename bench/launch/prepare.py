@@ -148,8 +148,9 @@ def prepare(
     """
     config = requested_config(overrides, machine)
     its_script = script.from_config(config, overrides)
-    if its_script is None and find_spec("torch") is None:
-        raise ValueError(f"torch: {sys.executable} has none: pip install torch, or speedrun-bench[cpu] or [cuda]")
+    machine = machine or this_machine()
+    if its_script is None:
+        _check_torch(config.hardware.device, machine.num_gpus)
     if check_own and its_script is None:
         own_model.check(config)
     data = config.data
@@ -166,12 +167,20 @@ def prepare(
     for name in GLOBS:  # from here on only for the record, which must not name a home folder
         if getattr(data, name) is not None:
             setattr(data, name, private.redact(getattr(data, name), REPO))
-    config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
+    config = resolve.resolve(config, machine, dataset.vocab_size)
     registry.program(config.instruments, Path(), config.hardware.device)
     _resolve_look(config)
     _check_survival(config)
     config, secrets = _recorded(config)
     return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets=secrets)
+
+
+def _check_torch(device: str, num_gpus: int) -> None:
+    """Raises ValueError, before any data is fetched, if there is no torch, or if it cannot use the GPUs of the run."""
+    if find_spec("torch") is None:
+        raise ValueError(f"torch: {sys.executable} has none: pip install torch, or speedrun-bench[cpu] or [cuda]")
+    if device != "cpu" and num_gpus and (fault := gpus.torch_fault()):
+        raise ValueError(f"hardware.device={device}: {': '.join(fault)}")
 
 
 def _resolve_look(config: schema.Config) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import CODE
-from bench.config import groups
+from bench.config import compose, groups, schema, user_code
+from bench.launch import own_model
 from bench.machine.preflight import Check
 
 NUM_LAYERS = 4  # enough for every kind of layer in models/ladder; a test compares it with 12
@@ -41,9 +42,12 @@ def choices() -> list[str]:
 
 
 def overrides_of(name: str) -> list[str]:
-    """Returns a choice as overrides of a run.  Raises ValueError if there is no such choice."""
+    """Returns a choice, or a model of the user's own, as overrides of a run.  Raises ValueError for other names."""
+    if user_code.is_import_path(name):
+        return ["track=gpt2_small", f"model.arch={name}"]
     if name not in choices():
-        raise ValueError(f"doctor --rehearse-gpu {name}: unknown; choose from {', '.join(choices())}")
+        known = f"{', '.join(choices())}, or give my_model.py:MyModel"
+        raise ValueError(f"doctor --rehearse-gpu {name}: unknown; choose from {known}")
     if name in groups.choices("experiment"):
         return [f"experiment={name}"]
     return [
@@ -56,7 +60,9 @@ def rehearse(overrides: list[str], gpu: str = "h100", num_layers: int = NUM_LAYE
     """Runs the rehearsal and returns its facts, or {"error"} if there are none or it took more than TIMEOUT_S.
 
     num_layers: use at most so many of the model's, 0 for all.  Kernels once compiled are kept for the next model.
+    Raises ValueError, as a run does, for a model or optimizer of the user's own that cannot be trained.
     """
+    own_model.check(compose.compose(overrides, schema.Machine(1, 1)))
     folder = Path(tempfile.gettempdir()) / f"speedrun-rehearsal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     environ = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")} | os.environ

@@ -10,12 +10,11 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         import ctypes
 
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         library = ctypes.CDLL(os.environ["STAND_IN_DEVICE"])  # before torch, which asks once whether there is a GPU
-        execute = spec.loader.exec_module
+        execute, read = spec.loader.exec_module, spec.loader.get_data
 
         def exec_module(module):
             execute(module)
@@ -25,7 +24,10 @@ class Finder(importlib.abc.MetaPathFinder):
             sys.path.pop(0)
             cuda.install(library)
 
-        spec.loader.exec_module = exec_module
+        def get_data(name):  # of version.py, in which a CPU build says that it has no CUDA
+            return read(name).replace(b"cuda: Optional[str] = None", b"cuda: Optional[str] = '13.0'")
+
+        spec.loader.exec_module, spec.loader.get_data = exec_module, get_data
         return spec
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bench.machine import gpus
+
 TORCH = "2.13"
 SOURCE = Path(__file__).parent / "no_cuda.cpp"
 
@@ -63,18 +65,16 @@ def load() -> None:
     """Registers the device.  Raises Unavailable without a C++ compiler, or if torch is imported already."""
     if "torch" in sys.modules:
         raise Unavailable("torch is imported already: rehearse in a process of its own")
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
+    spec, build = importlib.util.find_spec("torch"), gpus.torch_build()
+    if spec is None or spec.origin is None or build is None:
         raise Unavailable("there is no torch: ./run.sh makes an environment that has it")
-    torch = Path(spec.origin).parent
-    refuse_unknown((torch / "version.py").read_text())
-    ctypes.CDLL(str(_library(torch)))
+    refuse_unknown(*build)
+    ctypes.CDLL(str(_library(Path(spec.origin).parent)))
 
 
-def refuse_unknown(version_py: str) -> None:
-    """Raises Unavailable if torch's version.py says that it is a build for GPUs, or another version than TORCH."""
-    version = version_py.partition("__version__ = ")[2].partition("\n")[0].strip("'\"")
-    if "cuda: Optional[str] = None" not in version_py:
+def refuse_unknown(version: str, cuda: str | None) -> None:
+    """Raises Unavailable if torch is a build for GPUs, or another version than TORCH."""
+    if cuda is not None:
         raise Unavailable(f"torch {version} is a build for GPUs: rehearse with a build for CPUs (SPEEDRUN_TORCH=cpu)")
     if not version.startswith(f"{TORCH}."):
         raise Unavailable(f"torch {version} is untried, the rehearsal is made for torch {TORCH}: install {TORCH}")

@@ -157,10 +157,11 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
         _step(trainer, watch, portion.first_step + (portion.num_steps > 1), "warm-up")
     trainer._steps_done = trainer.config.goal.num_steps
     _validate(trainer, watch, "warm-up validation")
-    watch.at("referee")
-    with trainer.validating():
-        num_rows = max(1, referee_loss.MAX_TOKENS // trainer.val_rows.shape_BT[1])
-        trainer.model.logits(trainer.val_rows.at([0])[0][0][:num_rows])
+    if hasattr(trainer.model, "logits"):  # track=free accepts models without it
+        watch.at("referee")
+        with trainer.validating():
+            num_rows = max(1, referee_loss.MAX_TOKENS // trainer.val_rows.shape_BT[1])
+            trainer.model.logits(trainer.val_rows.at([0])[0][0][:num_rows])
     trainer._is_warming_up = False
     num_graphs, num_recompiles = len(watch.graphs), len(watch.recompiles)
     per_step: dict[int, dict[str, int]] = {}
