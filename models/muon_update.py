@@ -106,6 +106,14 @@ def _products_on(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
+def _alike(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Returns the indices of matrices of the same shape and dtype together, in order of the first of each kind."""
+    by_kind: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        by_kind.setdefault((matrix.shape, matrix.dtype), []).append(index)
+    return list(by_kind.values())
+
+
 def _is_tall(matrix: torch.Tensor) -> bool:
     return bool(matrix.shape[0] > matrix.shape[1])
 
@@ -177,13 +185,25 @@ class Muon(torch.optim.Optimizer):
             updates = self._batch(mine, group)
         if self.world_size > 1:
             updates = self._gather(updates, matrices)
-        for index, update in zip(self.order, updates, strict=True):
-            self._move(matrices[index], update, group)
+        ordered = [matrices[index] for index in self.order]
+        for indices in _alike(ordered):
+            self._move([ordered[index] for index in indices], [updates[index] for index in indices], group)
 
-    def _move(self, matrix: torch.Tensor, update: torch.Tensor, group: Group) -> None:
-        """Does steps 4 and 5, on every rank."""
-        matrix.mul_(1 - group["lr"] * group["weight_decay"])
-        matrix.add_(update, alpha=-group["lr"] * self.scale(*matrix.shape))
+    def _move(self, matrices: list[torch.Tensor], updates: Sequence[torch.Tensor], group: Group) -> None:
+        """Does steps 4 and 5 for matrices of one shape and dtype, on every rank."""
+        if decay := group["lr"] * group["weight_decay"]:
+            for matrix in matrices:
+                matrix.mul_(1 - decay)
+        self._add(matrices, updates, group)
+
+    def _add(self, matrices: list[torch.Tensor], updates: Sequence[torch.Tensor], group: Group) -> None:
+        """Does step 5, in one launch for float32; a CPU's foreach kernels round bfloat16 differently."""
+        alpha = -group["lr"] * self.scale(*matrices[0].shape)
+        if matrices[0].dtype != torch.float32:
+            for matrix, update in zip(matrices, updates, strict=True):
+                matrix.add_(update, alpha=alpha)
+            return
+        torch._foreach_add_(matrices, torch.stack(list(updates)).float().unbind(), alpha=alpha)
 
     def _momentum(self, matrix: torch.Tensor) -> torch.Tensor:
         state = self.state[matrix]
@@ -282,27 +302,33 @@ class NorMuon(Muon):
 
     def _update(self, matrix: torch.Tensor, group: Group) -> torch.Tensor:
         update = super()._update(matrix, group)
-        return update if self.beta2 is None else self._evened(matrix, update)
+        return update if self.beta2 is None else self._evened([matrix], update[None])[0]
 
     def _batch(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
         updates = super()._batch(matrices, group)
-        if self.beta2 is None:
-            return updates
-        return [self._evened(matrix, update) for matrix, update in zip(matrices, updates, strict=True)]
+        for indices in _alike(matrices) if self.beta2 is not None else ():
+            stacked = torch.stack([updates[index] for index in indices])
+            for index, update in zip(indices, self._evened([matrices[index] for index in indices], stacked)):
+                updates[index] = update
+        return updates
 
-    def _evened(self, matrix: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    def _evened(self, matrices: list[torch.Tensor], updates_NRC: torch.Tensor) -> torch.Tensor:
+        """Does steps 4 and 5 for matrices of one shape."""
         assert self.beta2 is not None
-        state = self.state[matrix]
-        by_rows = matrix.shape[0] >= matrix.shape[1] if self.evened is None else self.evened == "rows"
-        mean = update.float().square().mean(dim=1 if by_rows else 0, keepdim=True)
-        mean_square = state.setdefault("mean_square", torch.zeros_like(mean))
-        mean_square.lerp_(mean, 1 - self.beta2)
-        evened = update * mean_square.clamp_min(MEAN_SQUARE_FLOOR).rsqrt()
-        return (evened * (update.norm() / evened.norm().clamp_min(MEAN_SQUARE_FLOOR))).to(update.dtype)
+        _, R, C = updates_NRC.shape
+        by_rows = R >= C if self.evened is None else self.evened == "rows"
+        mean = updates_NRC.float().square().mean(dim=2 if by_rows else 1, keepdim=True)
+        kept = [self.state[matrix].setdefault("mean_square", torch.zeros_like(mean[0])) for matrix in matrices]
+        mean_square = torch.stack(kept).lerp_(mean, 1 - self.beta2)
+        torch._foreach_copy_(kept, mean_square.unbind())
+        evened = updates_NRC * mean_square.clamp_min(MEAN_SQUARE_FLOOR).rsqrt()
+        before, after = (x_NRC.norm(dim=(1, 2), keepdim=True) for x_NRC in (updates_NRC, evened))
+        return (evened * (before / after.clamp_min(MEAN_SQUARE_FLOOR))).to(updates_NRC.dtype)
 
-    def _move(self, matrix: torch.Tensor, update: torch.Tensor, group: Group) -> None:
+    def _move(self, matrices: list[torch.Tensor], updates: Sequence[torch.Tensor], group: Group) -> None:
         if not self.cautious:
-            return super()._move(matrix, update, group)
-        shrinks = (update * matrix) >= 0
-        step = update + group["lr"] * group["weight_decay"] * shrinks * matrix
-        matrix.add_(step.to(matrix.dtype), alpha=-group["lr"] * self.scale(*matrix.shape))
+            return super()._move(matrices, updates, group)
+        weights_NRC, updates_NRC = torch.stack(matrices), torch.stack(list(updates))
+        shrinks = (updates_NRC * weights_NRC) >= 0
+        steps_NRC = updates_NRC + group["lr"] * group["weight_decay"] * shrinks * weights_NRC
+        self._add(matrices, steps_NRC.to(weights_NRC.dtype).unbind(), group)

@@ -73,6 +73,23 @@ def test_matrices_stacked_together_move_as_one_by_one():
         assert (stacked - alone).norm() < 0.02 * alone.norm()  # bfloat16
 
 
+@pytest.mark.parametrize("record", SETTINGS)
+def test_a_step_of_many_matrices_has_the_bits_of_a_step_of_each_alone(record):
+    """Weights of one shape are moved together: a launch for all of them, and the same numbers."""
+    matrices = [hashed(shape, k) for k, shape in enumerate(SHAPES * 2)]
+    together, alone = ([torch.nn.Parameter(matrix.clone()) for matrix in matrices] for _ in range(2))
+    settings = {"momentum": 0.95, **POLAR, **SETTINGS[record]}
+    optimizers = [NorMuon(some, **settings) for some in (together, *([matrix] for matrix in alone))]
+    for step in range(2):
+        for k, pair in enumerate(zip(together, alone, strict=True)):
+            for matrix in pair:
+                matrix.grad = hashed(matrix.shape, k + 100 * step)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(map(torch.equal, together, alone))
+    assert not any(map(torch.equal, together, matrices))
+
+
 def test_polar_express_comes_nearer_to_orthogonal_than_newton_schulz():
     update = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
     polar = torch.linalg.svdvals(newton_schulz(update, 5, coefficients=polar_coefficients()).float())
@@ -84,7 +101,7 @@ def test_cautious_weight_decay_leaves_weights_that_the_step_makes_larger():
     matrix = torch.nn.Parameter(torch.tensor([[2.0, -2.0], [2.0, -2.0]]))
     optimizer = optimizer_of(matrix, lr=0.1, weight_decay=3.0, cautious=True)
     with torch.no_grad():
-        optimizer._move(matrix, torch.tensor([[0.5, 0.5], [-0.5, -0.5]]), optimizer.param_groups[0])
+        optimizer._move([matrix], [torch.tensor([[0.5, 0.5], [-0.5, -0.5]])], optimizer.param_groups[0])
     # a weight of 2 with an update of 0.5: 2 - 0.1 * (0.5 + 0.1 * 3 * 2) = 1.89; with one of -0.5 it grows to 2.05
     assert matrix.flatten().tolist() == pytest.approx([1.89, -2.05, 2.05, -1.89])
 
