@@ -79,6 +79,17 @@ def init(self, *args, **options):
     plain_init(self, *args, **options | {"foreach": False, "fused": False})
 torch.optim.AdamW.__init__ = init
 """
+COPIES_FROM_THE_HOST = """
+from bench.training.reducer import Alone
+plain_clip = Alone.clip
+def clip(self, most_norm):
+    torch.tensor(2.0, device="cuda")
+    torch.zeros(3).to("cuda")
+    torch.zeros(3).to("cuda", non_blocking=True)
+    torch.zeros(3, device="cuda").copy_(torch.ones(3))
+    plain_clip(self, most_norm)
+Alone.clip = clip
+"""
 OUT_OF_ORDER = """
 from bench.training import distributed
 from bench.training.trainer import Trainer
@@ -118,6 +129,7 @@ OF_CALLS = [
     "planted.halved.default has no kernel for this GPU",
     "the optimizer calls addcdiv_",
     "allreduce_(3) on rank 7",
+    "the host waits for the GPU in a step: copy from the host, 6 times",  # 3 of 4 copies, in each of 2 steps
 ]
 SHARED_MEMORY = "KiB of shared memory, of 227 a block may have"
 TOKENS = 8 * 512 * 2048  # 2,048 sequences of 512 tokens at once: their logits alone are 98 GiB in bfloat16
@@ -167,7 +179,7 @@ def test_a_model_as_it_is_has_no_fault(model, overrides, seqs, num_collectives):
         ("windowed", GRAPH_A_WINDOW, [WINDOWS], {}, ["graphs compiled after the warm-up"]),
         ("gpt2", UNSEEN_LENGTH, [LENGTHS], {}, ["graphs compiled after the warm-up"]),
         ("gpt2", NEW_GRAPH_EVERY_STEP + HOST_WAITS, [], {}, ["graphs compiled after the warm-up", "graph break"]),
-        ("gpt2", NO_KERNEL + ONE_BY_ONE + OUT_OF_ORDER, ["optim=adamw"], {}, OF_CALLS),
+        ("gpt2", NO_KERNEL + ONE_BY_ONE + OUT_OF_ORDER + COPIES_FROM_THE_HOST, ["optim=adamw"], {}, OF_CALLS),
         (
             "r20",
             "",

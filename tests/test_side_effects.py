@@ -1,8 +1,10 @@
 """What an evaluation leaves behind: a state that changes, a loss that does not come again; and what may change."""
 
 import itertools
+import sys
 
 import pytest
+import stand_in
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -194,3 +196,28 @@ def test_a_checksum_sees_one_bit_a_swap_and_any_type():
         at_0[0], at_end[-1] = 1, 1
         checksums = [side_effects._checksum(tensor, 5) for tensor in (zeros, at_0, at_end, zeros.clone())]
         assert len(set(checksums)) == 3 and checksums[0] == checksums[3]
+
+
+DRAWN_ON_A_GPU = """
+import torch
+from bench.training import side_effects
+model = torch.nn.Embedding(64, 64, device="cuda:0")
+draws = torch.cuda.default_generators[0]
+def loss_of(tokens_BT, targets_BT):
+    if draws_one:
+        torch.rand(1, generator=draws)
+    return torch.nn.functional.cross_entropy(model(tokens_BT).flatten(0, 1), targets_BT.flatten())
+batches = [torch.arange(32, device="cuda:0").view(2, 2, 8).unbind() for _ in range(3)]
+for draws_one in (False, True):
+    losses = [loss_of(*batch).detach() for batch in batches]
+    before = draws.get_state()
+    with torch.no_grad():
+        facts = side_effects.check(loss_of, iter(batches), losses, {"model": model}, 3)
+    print(facts["changed"], facts["first_nats"] == facts["repeated_nats"], torch.equal(draws.get_state(), before))
+"""
+
+
+@pytest.mark.slow
+def test_numbers_that_an_evaluation_draws_on_a_gpu_are_seen_and_given_back(tmp_path):
+    done = stand_in.Gpus(tmp_path, 1).command(sys.executable, "-c", DRAWN_ON_A_GPU)
+    assert done.stdout.splitlines() == ["[] True True", "[\"torch's random state\"] True True"], done.stderr

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.training import causality
+
 NUM_BATCHES = 1  # batches evaluated again, besides the last one
 CHUNK = 2**18  # numbers of a tensor that are summed at once
 MAX_VALUES = 50_000  # values that are compared
@@ -44,16 +46,17 @@ def check(
     """
     last = len(first_losses) - 1
     chosen = {*random.Random(seed).sample(range(last), min(NUM_BATCHES, last)), last}
-    rng = torch.get_rng_state()
-    before, losses = state_of(roots, seed), {}
-    for index, batch in enumerate(batches):
-        if index == 0:  # the first batch's numbers in random order: a batch that is in no file
-            order = torch.randperm(batch[0].numel(), generator=torch.Generator().manual_seed(seed % 2**63))
-            loss_of(*(numbers_BT.flatten()[order.to(numbers_BT.device)].view_as(numbers_BT) for numbers_BT in batch))
-        if index in chosen:
-            losses[index] = loss_of(*batch).double()
-    moves_rng = not torch.equal(torch.get_rng_state(), rng)
-    torch.set_rng_state(rng)
+    device = first_losses[0].device
+    rng, before, losses = _random_states(device), state_of(roots, seed), {}
+    with causality.forked_rng(device):
+        for index, batch in enumerate(batches):
+            if index == 0:  # the first batch's numbers in random order: a batch that is in no file
+                order = torch.randperm(batch[0].numel(), generator=torch.Generator().manual_seed(seed % 2**63))
+                order = order.to(batch[0].device)
+                loss_of(*(numbers_BT.flatten()[order].view_as(numbers_BT) for numbers_BT in batch))
+            if index in chosen:
+                losses[index] = loss_of(*batch).double()
+        moves_rng = not all(map(torch.equal, _random_states(device), rng))
     changed = changes(before, state_of(roots, seed))
     parameters = {f"model.{name}" for name, _ in roots["model"].named_parameters(remove_duplicate=False)}
     trained = [name for name in changed if name in parameters or name.startswith("optimizer")]
@@ -81,6 +84,11 @@ def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     names = {kind: sorted({name for rank in by_rank for name in rank[kind]}) for kind in ("trained", "changed")}
     return max(by_rank, key=moved_nats) | names
+
+
+def _random_states(device: torch.device) -> list[torch.Tensor]:
+    """Returns torch's random states on the CPU and on a GPU, from which dropout there draws."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def unknown(why: str) -> dict[str, Any]:

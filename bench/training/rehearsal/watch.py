@@ -243,6 +243,8 @@ class _Mode(FakeTensorMode):
                 watch.calls[watch.part, func._schema.name.removeprefix("aten::")] += 1
         if takes and any(isinstance(out, torch.Tensor) and out.device.type == "cpu" for out in outputs):
             watch.syncs[watch.phase, str(func)] += 1
+        if on_device and _blocks(func, args, kwargs or {}):
+            watch.syncs[watch.phase, "copy from the host"] += 1
         return returned
 
     def _rule(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -255,6 +257,15 @@ class _Mode(FakeTensorMode):
         into = kwargs.pop("out")  # an out variant without a rule (_scaled_mm): use that of the functional variant
         super().dispatch(func.overloadpacket.default, types, args, kwargs)
         return into
+
+
+def _blocks(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it copies a tensor from the host's memory, which is not pinned, and waits until that is done."""
+    if func not in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+        return False
+    is_async = kwargs.get("non_blocking", len(args) > 2 and args[2])
+    source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+    return source.device.type == "cpu" and not is_async
 
 
 def _hides_nothing(module: Any, mask_mod: Any) -> bool:
