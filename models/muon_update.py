@@ -179,10 +179,7 @@ class Muon(torch.optim.Optimizer):
         matrices = group["params"]
         mine = [matrices[index] for index in self.shares[self.rank]]
         assert all(matrix.grad is not None for matrix in mine), "a hidden matrix has no gradient"
-        if self._stacked is None:
-            updates = [self._update(matrix, group) for matrix in mine]
-        else:
-            updates = self._batch(mine, group)
+        updates = self._updates(mine, group) if mine else []
         if self.world_size > 1:
             updates = self._gather(updates, matrices)
         ordered = [matrices[index] for index in self.order]
@@ -211,9 +208,6 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(matrix.grad)
         return state["momentum"]
 
-    def _update(self, matrix: torch.Tensor, group: Group) -> torch.Tensor:
-        return newton_schulz(self._ahead([matrix], group)[0], group["ns_steps"], self.products, self.coefficients)
-
     def _ahead(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
         """Does steps 1 and 2: updates the momenta, and returns the updates before they are orthogonalised."""
         grads, momenta = [matrix.grad for matrix in matrices], [self._momentum(matrix) for matrix in matrices]
@@ -225,13 +219,12 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(momenta, grads)
         return torch._foreach_add(grads, momenta, alpha=mu)
 
-    def _batch(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
-        """Returns each matrix's _update(), computed together for matrices of the same shape or its transpose."""
-        assert self._stacked is not None  # otherwise step() updates them one by one
-        if not matrices:
-            return []
-        products = self.products or _products_on(matrices[0].device)
+    def _updates(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
+        """Does steps 1 to 3; if batched, step 3 together for matrices of the same shape or its transpose."""
         ahead = self._ahead(matrices, group)
+        if self._stacked is None:
+            return [newton_schulz(update, group["ns_steps"], self.products, self.coefficients) for update in ahead]
+        products = self.products or _products_on(matrices[0].device)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         updates = list(ahead)
         for index, update in enumerate(ahead):
@@ -300,14 +293,13 @@ class NorMuon(Muon):
         super().__init__(matrices, **muon)
         self.beta2, self.cautious, self.evened = beta2, cautious, evened
 
-    def _update(self, matrix: torch.Tensor, group: Group) -> torch.Tensor:
-        update = super()._update(matrix, group)
-        return update if self.beta2 is None else self._evened([matrix], update[None])[0]
-
-    def _batch(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
-        updates = super()._batch(matrices, group)
-        for indices in _alike(matrices) if self.beta2 is not None else ():
-            stacked = torch.stack([updates[index] for index in indices])
+    def _updates(self, matrices: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
+        updates = super()._updates(matrices, group)
+        if self.beta2 is None:
+            return updates
+        for indices in _alike(matrices) if self._stacked else [[index] for index in range(len(matrices))]:
+            few = [updates[index] for index in indices]
+            stacked = torch.stack(few) if self._stacked else few[0][None]  # with its strides, and so the same bits
             for index, update in zip(indices, self._evened([matrices[index] for index in indices], stacked)):
                 updates[index] = update
         return updates

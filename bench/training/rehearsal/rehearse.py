@@ -157,7 +157,7 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
         _step(trainer, watch, portion.first_step + (portion.num_steps > 1), "warm-up")
     trainer._steps_done = trainer.config.goal.num_steps
     _validate(trainer, watch, "warm-up validation")
-    if hasattr(trainer.model, "logits"):  # track=free accepts models without it
+    if hasattr(trainer.model, "logits") and watch.rank == 0:  # track=free accepts models without it
         watch.at("referee")
         with trainer.validating():
             num_rows = max(1, referee_loss.MAX_TOKENS // trainer.val_rows.shape_BT[1])
@@ -231,6 +231,8 @@ def _step(trainer: Any, watch: Any, step: int, phase: str, validates: bool = Tru
 
 
 def _validate(trainer: Any, watch: Any, phase: str) -> None:
+    if watch.rank:  # only collectives of the last rank are compared, and a validation's passes have none
+        return
     watch.at(phase)
     with trainer.validating() as forward:
         for tokens_BT, targets_BT in trainer.val_rows.at([0]):
