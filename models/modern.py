@@ -50,8 +50,8 @@ class Rotary(nn.Module):
     def fill(self, device: torch.device | str = "cpu") -> None:
         """Fills the table, computed in float64 on device; the CPU gives every device and rank the same table."""
         position_T = torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device=device)
-        # at a new window this is in a step, in which a blocking copy would wait for the GPU
-        angle_TK = torch.outer(position_T, self.turns().to(device, non_blocking=True))
+        turn_K = self.turns().to(device, non_blocking=True)  # a new window fills it in a step: nothing may wait there
+        angle_TK = torch.outer(position_T, turn_K)
         self.cos_TK.copy_(angle_TK.cos())
         self.sin_TK.copy_(angle_TK.sin())
 

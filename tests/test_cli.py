@@ -72,7 +72,7 @@ def test_wrong_use_is_one_clear_line_and_exit_code_2(arguments, message, tmp_pat
 
 def test_a_run_without_torch_is_refused_before_it_begins(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    monkeypatch.setattr("bench.launch.prepare.find_spec", lambda name: None)
+    monkeypatch.setattr("bench.machine.gpus.torch_build", lambda: None)
     assert program.main(["run", "track=free", "experiment=smoke"]) == 2
     stderr = capsys.readouterr().err
     assert stderr.startswith("run: torch: ") and "pip install torch" in stderr and list(tmp_path.iterdir()) == []

@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_275,
-    "config": 3_200,
-    "machine": 4_340,
+    "config": 3_162,
+    "machine": 4_368,
     "data": 1_765,
     "record": 7_345,
-    "web": 1_230,
+    "web": 1_211,
     "analysis": 8_295,
-    "training": 8_720,
+    "training": 8_710,
     "compare": 3_300,
-    "launch": 6_850,
-    "report": 4_280,
-    "plans": 8_640,
+    "launch": 6_851,
+    "report": 4_250,
+    "plans": 8_635,
     "claims": 3_100,
-    "api": 1_350,
-    "cli": 4_400,
-    "models": 3_500,
-    "tests": 53_160,
+    "api": 1_339,
+    "cli": 4_391,
+    "models": 3_482,
+    "tests": 53_271,
 }
 SLACK = 250
 

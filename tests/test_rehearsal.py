@@ -199,25 +199,13 @@ def test_a_planted_fault_is_found(model, plant, overrides, machine, findings):
 
 
 WITHOUT_LOGITS = """
-from torch import nn
-from torch.nn import functional as F
+from models.gpt2 import GPT2
 
-class Bare(nn.Module):
-    def __init__(self, vocab_size, seq_len, num_layers, num_heads, width):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size, bias=False)
-
-    def init_weights(self, generator):
-        for parameter in self.parameters():
-            parameter.data.normal_(std=0.02, generator=generator)
+class Bare(GPT2):
+    scores, logits = GPT2.logits, None
 
     def forward(self, tokens_BT, targets_BT):
-        return F.cross_entropy(self.head(self.embedding(tokens_BT)).flatten(0, 1), targets_BT.flatten())
-
-    def flops_per_token(self, seq_len):
-        return 6 * self.head.weight.numel()
-
-    flops_per_token_causal = flops_per_token
+        return self.loss(self.scores(tokens_BT), targets_BT)
 """
 
 

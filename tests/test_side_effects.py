@@ -209,15 +209,13 @@ def loss_of(tokens_BT, targets_BT):
     return torch.nn.functional.cross_entropy(model(tokens_BT).flatten(0, 1), targets_BT.flatten())
 batches = [torch.arange(32, device="cuda:0").view(2, 2, 8).unbind() for _ in range(3)]
 for draws_one in (False, True):
-    losses = [loss_of(*batch).detach() for batch in batches]
-    before = draws.get_state()
-    with torch.no_grad():
-        facts = side_effects.check(loss_of, iter(batches), losses, {"model": model}, 3)
-    print(facts["changed"], facts["first_nats"] == facts["repeated_nats"], torch.equal(draws.get_state(), before))
+    losses, before = [loss_of(*batch).detach() for batch in batches], draws.get_state()
+    facts = side_effects.check(loss_of, iter(batches), losses, {"model": model}, 3)
+    print(facts["changed"], torch.equal(draws.get_state(), before))
 """
 
 
 @pytest.mark.slow
 def test_numbers_that_an_evaluation_draws_on_a_gpu_are_seen_and_given_back(tmp_path):
     done = stand_in.Gpus(tmp_path, 1).command(sys.executable, "-c", DRAWN_ON_A_GPU)
-    assert done.stdout.splitlines() == ["[] True True", "[\"torch's random state\"] True True"], done.stderr
+    assert done.stdout.splitlines() == ["[] True", '["torch\'s random state"] True'], done.stderr

@@ -5,7 +5,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +148,11 @@ def prepare(
     config = requested_config(overrides, machine)
     its_script = script.from_config(config, overrides)
     machine = machine or this_machine()
-    if its_script is None:
-        _check_torch(config.hardware.device, machine.num_gpus)
+    if its_script is None and gpus.torch_build() is None:
+        raise ValueError(f"torch: {sys.executable} has none: pip install torch, or speedrun-bench[cpu] or [cuda]")
+    uses_gpus = its_script is None and config.hardware.device != "cpu" and machine.num_gpus
+    if uses_gpus and (fault := gpus.torch_fault()):
+        raise ValueError(f"hardware.device={config.hardware.device}: {': '.join(fault)}")
     if check_own and its_script is None:
         own_model.check(config)
     data = config.data
@@ -173,14 +175,6 @@ def prepare(
     _check_survival(config)
     config, secrets = _recorded(config)
     return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets=secrets)
-
-
-def _check_torch(device: str, num_gpus: int) -> None:
-    """Raises ValueError, before any data is fetched, if there is no torch, or if it cannot use the GPUs of the run."""
-    if find_spec("torch") is None:
-        raise ValueError(f"torch: {sys.executable} has none: pip install torch, or speedrun-bench[cpu] or [cuda]")
-    if device != "cpu" and num_gpus and (fault := gpus.torch_fault()):
-        raise ValueError(f"hardware.device={device}: {': '.join(fault)}")
 
 
 def _resolve_look(config: schema.Config) -> None:

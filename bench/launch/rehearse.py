@@ -18,7 +18,6 @@ from bench.launch import own_model
 from bench.machine.preflight import Check
 
 NUM_LAYERS = 4  # enough for every kind of layer in models/ladder; a test compares it with 12
-MODULE = "bench.training.rehearsal.rehearse"
 TIMEOUT_S = 3600.0  # of one model; r53 takes the longest
 NOT_EXPERIMENTS = ("smoke", "stages")  # experiments for CPUs
 USABLE_FRAC = 0.9  # as in config/resolve.py
@@ -46,8 +45,7 @@ def overrides_of(name: str) -> list[str]:
     if user_code.is_import_path(name):
         return ["track=gpt2_small", f"model.arch={name}"]
     if name not in choices():
-        known = f"{', '.join(choices())}, or give my_model.py:MyModel"
-        raise ValueError(f"doctor --rehearse-gpu {name}: unknown; choose from {known}")
+        raise ValueError(f"doctor --rehearse-gpu {name}: unknown; choose from {', '.join(choices())}")
     if name in groups.choices("experiment"):
         return [f"experiment={name}"]
     return [
@@ -66,7 +64,7 @@ def rehearse(overrides: list[str], gpu: str = "h100", num_layers: int = NUM_LAYE
     folder = Path(tempfile.gettempdir()) / f"speedrun-rehearsal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     environ = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")} | os.environ
-    command = [sys.executable, "-m", MODULE, gpu, str(num_layers), *overrides]
+    command = [sys.executable, "-m", "bench.training.rehearsal.rehearse", gpu, str(num_layers), *overrides]
     try:
         done = subprocess.run(
             command, cwd=CODE, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

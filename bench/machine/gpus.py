@@ -40,8 +40,6 @@ MAX_USED_FRAC = 0.1  # of a free GPU's memory: the driver uses up to 1 GiB, a de
 WORD_BITS = 64  # size of a word in NVML's affinity mask
 NO_LIBRARY = "NVML Shared Library Not Found"  # NVML_ERROR_LIBRARY_NOT_FOUND
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
-NO_CUDA = "install its CUDA build (docs/start.md), or use hardware=cpu"
-OLD_DRIVER = "update the driver, install a torch that is built for CUDA {} (docs/start.md), or use hardware=cpu"
 
 
 def visible() -> list[Facts]:
@@ -147,17 +145,13 @@ def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> lis
 
 
 def torch_build() -> tuple[str, str | None] | None:
-    """Returns the versions of torch and of the CUDA it is built for, None for a CPU build, without importing torch.
-
-    Returns None if there is no torch.
-    """
-    spec = importlib.util.find_spec("torch")
+    """Returns the versions of torch and of its CUDA, None for a CPU build, without importing it; None without torch."""
+    spec: Any = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    loader: Any = spec.loader
-    text = loader.get_data(os.path.join(os.path.dirname(spec.origin), "version.py")).decode()
+    text = spec.loader.get_data(os.path.join(os.path.dirname(spec.origin), "version.py")).decode()
     versions = dict(re.findall(r"^(__version__|cuda)\b[^=]*= '(.*)'", text, re.M))
-    return versions.get("__version__", "of an unknown version"), versions.get("cuda")
+    return versions["__version__"], versions.get("cuda")
 
 
 def torch_fault() -> tuple[str, str] | None:
@@ -166,18 +160,15 @@ def torch_fault() -> tuple[str, str] | None:
     A driver runs what was built for any minor version of its CUDA, and for earlier CUDAs (docs.nvidia.com, CUDA
     Compatibility).  NVML reports libcuda's version, which a package of forward compatibility replaces.
     """
-    build = torch_build()
-    if build is None:
-        return None
-    torch, needed = build
+    torch, needed = torch_build() or ("", "0")
     if needed is None:
-        return f"torch {torch} is a build for CPUs", NO_CUDA
+        return f"torch {torch} is a build for CPUs", "install its CUDA build (docs/start.md), or use hardware=cpu"
     with contextlib.suppress(Unavailable), _opened() as (nvml, _, _):
-        supported, driver = nvml.nvmlSystemGetCudaDriverVersion_v2(), nvml.nvmlSystemGetDriverVersion()
-        major, minor = supported // 1000, supported % 1000 // 10
+        major, minor = divmod(nvml.nvmlSystemGetCudaDriverVersion_v2() // 10, 100)
         if int(needed.partition(".")[0]) > major:
-            why = f"NVIDIA's driver {driver} supports CUDA {major}.{minor}, and torch {torch} needs CUDA {needed}"
-            return why, OLD_DRIVER.format(major)
+            driver = f"NVIDIA's driver {nvml.nvmlSystemGetDriverVersion()} supports CUDA {major}.{minor}"
+            remedy = f"update the driver, install a torch for CUDA {major} (docs/start.md), or use hardware=cpu"
+            return f"{driver}, and torch {torch} needs CUDA {needed}", remedy
     return None
 
 

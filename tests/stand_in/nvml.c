@@ -1,7 +1,6 @@
 /* A libnvidia-ml for tests: it answers for the machine of gpus.h.
    STAND_IN_UNSUPPORTED: functions (without nvmlDeviceGet) and field ids, each between commas, that no GPU supports.
    Processes on a GPU: those that cuda.py notes in STAND_IN_GPUS.processes, and num_processes that are none of ours.
-   STAND_IN_CUDA_DRIVER: the CUDA version of the driver, 12020 for 12.2.
    Compiled with OLD_DRIVER it lacks what drivers before R510 lack. */
 #include "gpus.h"
 #include <dirent.h>
@@ -34,7 +33,7 @@ int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return code == LOST ? "GPU is lost" : code == NOT_FOUND ? "Not Found" : code == 9 ? "Driver Not Loaded" : "error"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { strcpy(text, "1.0"); return OK; }
-int nvmlSystemGetCudaDriverVersion_v2(int *out) { const char *its = getenv("STAND_IN_CUDA_DRIVER"); *out = its ? atoi(its) : 13000; return OK; }
+int nvmlSystemGetCudaDriverVersion_v2(int *out) { *out = 13000; return OK; }
 int nvmlDeviceGetCount_v2(unsigned *num) { load(); *num = num_lines; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned num, void **handle) { *handle = &gpu_lines[num]; return OK; }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) { /* a MIG slice is called MIG-UUID of its GPU */

@@ -230,37 +230,17 @@ def _install_triton(gpu: SimpleNamespace) -> None:
     import triton
     from torch._inductor.runtime import triton_helpers
     from triton.backends.compiler import GPUTarget
-    from triton.backends.driver import DriverBase
 
-    class Driver(DriverBase):
-        def __init__(self) -> None:
-            self.utils = None
-
-        @staticmethod
-        def is_active() -> bool:
-            return True
-
-        def get_current_target(self) -> Any:
-            return GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size)
-
-        def get_active_torch_device(self) -> Any:
-            return torch.device("cuda", 0)
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int = 0) -> int:
-            return 0
-
-        def get_device_interface(self) -> Any:
-            return torch.cuda
-
-        def map_python_to_cpp_type(self, name: str) -> str:
-            return name
-
-        def get_benchmarker(self) -> Any:
-            raise Unavailable("nothing is timed without a GPU")
-
-    triton.runtime.driver.set_active(Driver())
+    driver = SimpleNamespace(
+        utils=None,
+        is_active=lambda: True,
+        get_current_target=lambda: GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size),
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0,
+        get_device_interface=lambda: torch.cuda,
+        map_python_to_cpp_type=lambda name: name,
+    )
+    triton.runtime.driver.set_active(driver)
     helpers: Any = triton_helpers
     helpers.set_driver_to_gpu = lambda: None

@@ -157,7 +157,7 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
         _step(trainer, watch, portion.first_step + (portion.num_steps > 1), "warm-up")
     trainer._steps_done = trainer.config.goal.num_steps
     _validate(trainer, watch, "warm-up validation")
-    if hasattr(trainer.model, "logits") and watch.rank == 0:  # track=free accepts models without it
+    if callable(getattr(trainer.model, "logits", None)) and watch.rank == 0:  # track=free accepts models without it
         watch.at("referee")
         with trainer.validating():
             num_rows = max(1, referee_loss.MAX_TOKENS // trainer.val_rows.shape_BT[1])

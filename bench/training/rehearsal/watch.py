@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 ROUND_BYTES = 512  # granularity of CUDA's caching allocator
 SINCE = {"aten::_scaled_mm": (8, 9)}  # compute capability that an operator needs, whatever torch was built with
 ALLOCATIONS = ("aten::empty_strided", "aten::empty", "aten::detach", "aten::empty_like")  # these launch nothing
+COPIES = {torch.ops.aten._to_copy.default: 0, torch.ops.aten.copy_.default: 1}  # {operator: index of its source}
 KERNEL_OF = ("CUDA", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
@@ -243,7 +244,8 @@ class _Mode(FakeTensorMode):
                 watch.calls[watch.part, func._schema.name.removeprefix("aten::")] += 1
         if takes and any(isinstance(out, torch.Tensor) and out.device.type == "cpu" for out in outputs):
             watch.syncs[watch.phase, str(func)] += 1
-        if on_device and _blocks(func, args, kwargs or {}):
+        is_copied = on_device and func in COPIES and args[COPIES[func]].device.type == "cpu"
+        if is_copied and not (kwargs or {}).get("non_blocking", args[2:] == (True,)):  # the memory is not pinned
             watch.syncs[watch.phase, "copy from the host"] += 1
         return returned
 
@@ -257,15 +259,6 @@ class _Mode(FakeTensorMode):
         into = kwargs.pop("out")  # an out variant without a rule (_scaled_mm): use that of the functional variant
         super().dispatch(func.overloadpacket.default, types, args, kwargs)
         return into
-
-
-def _blocks(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether it copies a tensor from the host's memory, which is not pinned, and waits until that is done."""
-    if func not in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
-        return False
-    is_async = kwargs.get("non_blocking", len(args) > 2 and args[2])
-    source = args[1] if func is torch.ops.aten.copy_.default else args[0]
-    return source.device.type == "cpu" and not is_async
 
 
 def _hides_nothing(module: Any, mask_mod: Any) -> bool:
