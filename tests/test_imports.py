@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_275,
+    "base": 2_270,
     "config": 3_162,
     "machine": 4_368,
     "data": 1_765,
-    "record": 7_345,
+    "record": 7_344,
     "web": 1_211,
     "analysis": 8_295,
     "training": 8_710,
     "compare": 3_300,
-    "launch": 6_851,
+    "launch": 6_848,
     "report": 4_250,
-    "plans": 8_635,
-    "claims": 3_100,
+    "plans": 8_626,
+    "claims": 3_096,
     "api": 1_339,
     "cli": 4_391,
     "models": 3_482,
-    "tests": 53_271,
+    "tests": 53_291,
 }
 SLACK = 250
 

@@ -1,5 +1,6 @@
 """Runs that are warned, killed and go on: one record, whose losses are those of a run without a break."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,8 +11,9 @@ import real_runs
 
 from bench.compare import eligibility
 from bench.config.schema import GoalConfig
-from bench.launch import launcher, ranks, resume
+from bench.launch import initial_record, launcher, ranks, resume
 from bench.launch.prepare import prepare
+from bench.machine import environment
 from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
 from bench.training.clock import Clock
@@ -171,6 +173,31 @@ def test_what_is_another_run_does_not_go_on(warned, overrides, why):
     assert len(real_runs.folders(warned)) == 1
 
 
+def test_a_run_whose_folder_cannot_be_written_to_does_not_go_on(warned, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(warned))
+    monkeypatch.setattr(resume.atomic, "locked", lambda path: os.close(-1))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        launcher.launch(job("resume=auto"))
+
+
+@pytest.mark.parametrize("why", ["it is running", "another launcher goes on with it", None])
+def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, monkeypatch, why):
+    folder = only_folder(warned)
+    path, word = folder / "run.json", f"resume={folder.name}"
+    record, newest = json.loads(path.read_text()), resume._newest
+    elsewhere = {"launcher": {"boot_id_hash": "of another machine"}, "heartbeat_at": "2026-01-01T00:00:00Z"}
+    path.write_text(json.dumps(record | elsewhere | {"status": "running"}))
+    if why != "it is running":
+        os.utime(path, (0, 0))  # it is silent, whatever the clocks say
+    if why == "another launcher goes on with it":  # while this one reads the checkpoint
+        late = json.dumps(record | {"status": "running"})
+        monkeypatch.setattr(resume, "_newest", lambda *known: (path.write_text(late), newest(*known))[1])
+    begun = initial_record.record_of(job(word), environment.environment(), [])
+    with pytest.raises(ValueError, match=why) if why else contextlib.nullcontext():
+        _, going_on = resume.go_on(job(word), begun, warned)
+        assert going_on["segments"][0]["ended_at"] == elsewhere["heartbeat_at"]  # by the other's clock, as its start
+
+
 def job(*overrides):
     return prepare([*WORDS, *overrides], say=lambda text: None, check_own=False)
 
@@ -192,20 +219,13 @@ def test_a_run_that_could_not_go_on_is_refused_before_it_begins(overrides, why):
         job("resume=auto", *overrides)
 
 
-def test_a_folder_that_cannot_be_written_to_is_the_error_of_a_run_that_may_go_on(tmp_path, monkeypatch):
-    (tmp_path / "free").mkdir()
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    monkeypatch.setattr(resume.atomic, "locked", lambda path: os.close(-1))
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        launcher.launch(job("resume=auto"))
-
-
-def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(monkeypatch):
-    run = {"launched_by": {"by": "slurm", "job_id": "7", "num_restarts": 0}, "heartbeat_at": "2999-01-01T00:00:00Z"}
+def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(tmp_path, monkeypatch):
+    run = {"launched_by": {"by": "slurm", "job_id": "7", "num_restarts": 0}, "launcher": {}}
+    (tmp_path / "run.json").touch()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    for restarts, heartbeat in (("0", "2999"), ("1", "1970")):
+    for restarts, is_over in (("0", False), ("1", True)):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-        assert resume._ended_if_own(run)["heartbeat_at"].startswith(heartbeat)
+        assert resume._is_over(run, tmp_path) == is_over
 
 
 # ---- its parts

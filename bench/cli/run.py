@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     if args.multirun:
         joining.refuse("run -m", args.overrides)
     started_by = None if args.multirun else joining.started_by("run")
-    if joining.is_follower(started_by):
+    if started_by and started_by.rank > 0:  # another process makes the record and prints all messages
         return _follow(started_by, args.overrides)
     with console.output(args.quiet, args.json):
         if stored and not args.multirun:

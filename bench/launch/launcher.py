@@ -366,7 +366,6 @@ class _Launch:
 
 def _why(signal_name: str) -> str:
     """Returns SLURM's reason for a signal, as text that follows its name."""
-    if signal_name in ("SIGUSR1", "SIGUSR2"):
-        before = ", as sbatch --signal and submitit send it before a time limit or a preemption"
-        return allocation.ending().why or before
-    return allocation.ending().why
+    is_warning = signal_name in ("SIGUSR1", "SIGUSR2")
+    sender = ", as sbatch --signal and submitit send it before a time limit or a preemption" if is_warning else ""
+    return allocation.ending().why or sender

@@ -17,6 +17,7 @@ from bench.config import schema
 from bench.launch import allocation
 from bench.launch.console import say
 from bench.launch.prepare import Job
+from bench.machine import processes
 from bench.record import checkpoints, ledger, run_folder
 from bench.record.shape import Section
 
@@ -84,25 +85,28 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
     word, track = job.config.resume, results / job.config.track.name
     if not track.is_dir():
         return None
-    with atomic.locked(track / TURN):  # only one of two launchers resumes a run
-        for folder in _candidates(track, job, str(word)):
-            before: Any = run_folder.effective(_ended_if_own(run_folder.read_raw(folder)))
-            if before["status"] == "complete" and word == AUTO:
-                return None
-            newest = None
-            if not (why := _hindrance(before, run)):
-                newest = _newest(folder, results)
-                why = None if newest else "it has no checkpoint that the ledger knows"
-            if newest is None:
-                if word != AUTO:
-                    raise ValueError(f"resume={word}: {why}: start another run without resume=")
-                say("resume", f"not {folder.name}: {why}")
-                continue
+    for folder in _candidates(track, job, str(word)):
+        before: Any = (as_read := run_folder.read_raw(folder))
+        if before["status"] == "running" and _is_over(before, folder):
+            before = run_folder.killed(before, "its launcher was killed")
+        if before["status"] == "complete" and word == AUTO:
+            return None
+        newest = None
+        if not (why := _hindrance(before, run)):
+            newest = _newest(folder, results)  # which reads all its files
+            why = "it has no checkpoint that the ledger knows"
+        if newest is not None:
             earlier = Earlier(folder, before, *newest)
             record = earlier.record(run)
-            _begin(earlier, record, results)
-            say("resume", f"{folder.name} goes on after step {earlier.state['step']}", always=True)
-            return earlier, record
+            with atomic.locked(track / TURN):  # only one of two launchers resumes a run
+                if run_folder.read_raw(folder) == as_read:
+                    _begin(earlier, record, results)
+                    say("resume", f"{folder.name} goes on after step {earlier.state['step']}", always=True)
+                    return earlier, record
+            why = "another launcher goes on with it"
+        if word != AUTO:
+            raise ValueError(f"resume={word}: {why}: start another run without resume=")
+        say("resume", f"not {folder.name}: {why}")
     if word != AUTO:
         raise ValueError(f"resume={word}: no such run of track {job.config.track.name} in {results}: give its run_id")
     return None
@@ -115,11 +119,15 @@ def _candidates(track: Path, job: Job, word: str) -> list[Path]:
     return sorted(folders, key=lambda folder: folder.name, reverse=True)
 
 
-def _ended_if_own(run: Any) -> Any:
-    """Marks a run of an earlier start of this SLURM job as ended, whatever its heartbeat: starts do not overlap."""
-    own, before = allocation.current(), run.get("launched_by") or {}
-    is_earlier = own and before.get("job_id") == own.job_id and before.get("num_restarts", 0) < own.num_restarts
-    return run | {"heartbeat_at": "1970-01-01T00:00:00Z", "launcher": {}} if is_earlier else run
+def _is_over(run: Any, folder: Path) -> bool:
+    """Whether the launcher of a running record is gone: one of this machine that has ended; one of an earlier start of
+    this SLURM job, as starts do not overlap; or one that is silent by the file system's clock, as machines' differ."""
+    own, by = allocation.current(), run.get("launched_by") or {}
+    if own and by.get("job_id") == own.job_id and by.get("num_restarts", 0) < own.num_restarts:
+        return True
+    if processes.is_of_this_boot(run.get("launcher")):
+        return not processes.is_there(run["launcher"])
+    return atomic.clock_s(folder) - (folder / "run.json").stat().st_mtime > run_folder.STALE_HEARTBEAT_S
 
 
 def _hindrance(before: Section, run: Section) -> str | None:
@@ -135,16 +143,14 @@ def _hindrance(before: Section, run: Section) -> str | None:
         then, now = ([file["sha256"] for file in of["data"][split]] for of in (before, run))
         pairs[f"{split} data"] = then, now
     for name in SAME:
-        pairs[name] = _machine(before["environment"].get(name)), _machine(run["environment"].get(name))
+        facts = (of["environment"].get(name) for of in (before, run))
+        then, now = ([gpu["name"] for gpu in fact] if isinstance(fact, list) else fact for fact in facts)
+        pairs[name] = then, now
     differing = [name for name, (then, now) in pairs.items() if then != now]
     if not differing:
         return None
     name = differing[0]
     return f"another {name.replace('_', ' ')}, {str(pairs[name][1])[:60]} instead of {str(pairs[name][0])[:60]}"
-
-
-def _machine(fact: Any) -> Any:
-    return [gpu["name"] for gpu in fact] if isinstance(fact, list) else fact
 
 
 def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | None:

@@ -172,9 +172,11 @@ def effective(run: Record) -> Record:
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
         if age_s < -MAX_CLOCK_SKEW_S:
             gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
-    if not gone:
-        return run
-    message = f"run.json says running, but {why}"
+    return killed(run, f"run.json says running, but {why}") if gone else run
+
+
+def killed(run: Record, message: str) -> Record:
+    """Returns a record whose status is running as aborted, because its launcher is gone, as the message says."""
     failure = {"kind": "launcher_killed", "rank": None, "step": None, "signal": None, "exit_code": None}
     return {
         **run,

@@ -76,11 +76,6 @@ def check(job: Job, adopted: Adopted | None) -> None:
         )
 
 
-def is_follower(adopted: Adopted | None) -> bool:
-    """Whether another process of this launch makes the record and prints all messages."""
-    return adopted is not None and adopted.rank > 0
-
-
 def refuse(verb: str, arguments: list[str]) -> None:
     """For a verb that makes several runs: raises ValueError if this is rank 0 of several ranks; other ranks exit."""
     manual = next((word for word in arguments if "hardware.rendezvous=" in word), None)
@@ -90,7 +85,7 @@ def refuse(verb: str, arguments: list[str]) -> None:
     adopted = started_by(verb)
     if adopted is None or adopted.world_size == 1:
         return
-    if is_follower(adopted):
+    if adopted.rank > 0:
         time.sleep(SAY_S)
         sys.exit(2)
     raise ValueError(f"{adopted.summary()}, and such ranks can only make a run together: start ./run.sh {verb} alone")

@@ -83,13 +83,10 @@ def values_of(overrides: Sequence[str], *keys: str) -> list[str | None]:
 
 def listen(host: str | None, ports: Sequence[int]) -> socket.socket:
     """Returns a socket listening on the first free port.  Raises OSError if none is free or host is elsewhere."""
-    for port in ports:
-        try:
+    for port in ports[:-1]:
+        with contextlib.suppress(OSError):
             return socket.create_server((host or "", port), backlog=1024)
-        except OSError:
-            if port == ports[-1]:
-                raise
-    raise ValueError("no port")
+    return socket.create_server((host or "", ports[-1]), backlog=1024)
 
 
 class Channel:
