@@ -68,9 +68,7 @@ EXPLAINED_BY = (
 class Thread:
     """What a thread of a rank did at each moment: segments() divides time by innermost range, pieces() explains it.
 
-    .ranges: rows of its ranges; collections and compilations that were added from the record come last.  For each
-    property an array holds, for every range, the nearest enclosing range that has it, so that the ranges around a range
-    are found without a search.  .distinct: the pieces to which pieces() refers.
+    .ranges: rows of its ranges, those that were added from the record last.  .distinct: what pieces() refers to.
     """
 
     def __init__(self, rank: Rank, track: int | None) -> None:
@@ -168,9 +166,8 @@ class Thread:
     def _gap(self, low: int, high: int, annotation: str | None) -> parts.Piece | None:
         """Returns the piece of a long segment without operators, None if the thread has no operators at all.
 
-        annotation: the innermost range, None if there is none.  The edges explain the segment: where another thread's
-        range ends just before it does, this thread waited for that one, at a lock or a queue; else the piece names the
-        operators before and after it.
+        annotation: the innermost range, or None.  Where another thread's range ends just before the segment does, this
+        thread waited for that one, at a lock or a queue; else the piece names the operators before and after it.
         """
         where = annotation if annotation and not STEP.search(annotation) else None
         woke = int(np.searchsorted(self._other_ends, high, side="right")) - 1

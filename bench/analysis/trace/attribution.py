@@ -25,14 +25,16 @@ def by_thread(
     calls: host rows, -1 for none.  wanted: a predicate on names; enclosing ranges are tried until it holds.
     """
     around = np.full(len(calls), -1)
-    ranges = np.flatnonzero(rank.is_kind(kind))
     is_wanted = None if wanted is None else rank.names_that(wanted)
-    on_thread = {thread: ranges[members] for thread, members in groups(rank.track[ranges])}
-    asking = np.flatnonzero(calls >= 0)
+    if kind not in rank.nests:
+        ranges = np.flatnonzero(rank.is_kind(kind))
+        rank.nests[kind] = {thread: ranges[members] for thread, members in groups(rank.track[ranges])}
+    asking, on_thread = np.flatnonzero(calls >= 0), rank.nests[kind]
     for thread, members in groups(rank.track[calls[asking]]):
         if thread in on_thread:
-            mine = asking[members]
-            around[mine] = Nest(rank, on_thread[thread]).innermost(times[mine], is_wanted)
+            mine, nest = asking[members], on_thread[thread]
+            on_thread[thread] = nest if isinstance(nest, Nest) else Nest(rank, nest)
+            around[mine] = on_thread[thread].innermost(times[mine], is_wanted)
     return around
 
 

@@ -200,6 +200,7 @@ class Rank:
         for name in events.COLUMNS:
             setattr(self, name, rows["columns"][name])
         self.end = self.ts + self.dur
+        self.nests: dict[int, dict[int, Any]] = {}  # by kind and track: rows of ranges, or their columns.Nest
         self.names, self.tracks, self.extras = rows["names"], rows["tracks"], rows["extras"]
         self.sequence: dict[int, tuple[str, int]] = rows["sequence"]
         self.num_events, self.num_bad = rows["num_events"], rows["num_bad"]
@@ -220,7 +221,7 @@ class Rank:
         few.name, few.names = few.name.astype(np.int32), [self.names[index] for index in used]
         few.sequence = {new: self.sequence[row] for new, row in enumerate(rows.tolist()) if row in self.sequence}
         few.extras, few.extra = [], np.full(len(rows), -1, np.int32)
-        few.end, few.meta = few.ts + few.dur, {"speedrun": self.meta.get("speedrun")}
+        few.end, few.meta, few.nests = few.ts + few.dur, {"speedrun": self.meta.get("speedrun")}, {}
         return few
 
     def add_ranges(self, kind: int, track: int, ranges: Sequence[tuple[str, int, int]]) -> None:
@@ -233,7 +234,7 @@ class Rank:
         columns |= {"track": [track] * num} | dict.fromkeys(("correlation", "external", "extra"), [-1] * num)
         for name, values in columns.items():
             setattr(self, name, np.concatenate((getattr(self, name), np.array(list(values), events.COLUMNS[name]))))
-        self.end = self.ts + self.dur
+        self.end, self.nests = self.ts + self.dur, {}
 
     def is_kind(self, *kinds: int) -> np.ndarray:
         return np.isin(self.kind, kinds)
