@@ -84,7 +84,7 @@ def _path(rank: Rank, steps: Sequence[parts.Step]) -> Iterator[dict[str, Any]]:
         if not len(mine):
             continue
         links = sorted(critical.walk(rank, mine, device_time.types(rank, mine)))
-        previous: int | None = None
+        previous: tuple[int, int] | None = None  # a row, and when the path leaves it, which may be before its end
         for kind, low, high, row in sorted(links, key=lambda link: link[1]):
             name = critical.KINDS[kind] if row is None else rank.names[rank.name[row]]
             yield _slice(PATH, low, high, name)
@@ -92,9 +92,9 @@ def _path(rank: Rank, steps: Sequence[parts.Step]) -> Iterator[dict[str, Any]]:
                 continue
             if previous is not None:
                 number += 1
-                yield _arrow("s", number, rank, previous, int(rank.end[previous]) - 1)
-                yield _arrow("f", number, rank, row, int(rank.ts[row]))
-            previous = row
+                yield _arrow("s", number, rank, previous[0], previous[1] - 1)
+                yield _arrow("f", number, rank, row, low)
+            previous = row, high
 
 
 def _arrow(phase: str, number: int, rank: Rank, row: int, at_ns: int) -> dict[str, Any]:
