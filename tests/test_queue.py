@@ -303,6 +303,7 @@ def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is
 
 def test_an_entry_of_other_code_waits_and_its_log_says_why(results, queue, monkeypatch, capsys):
     monkeypatch.setattr(queues, "code", lambda: "of another checkout")
+    monkeypatch.setattr(queues.secrets, "token_hex", lambda num_bytes: "00000000")  # first of those of its second
     other = queue.submit(["run", "--help"], 0)
     monkeypatch.undo()
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))

@@ -3,7 +3,7 @@
 import pytest
 from traces import event, launched, write
 
-from bench.analysis.explain import account, parts, serving, traffic
+from bench.analysis.explain import account, parts, traffic
 from bench.analysis.explain.serving import Lengths
 from bench.analysis.trace import load
 
@@ -53,7 +53,7 @@ def test_attention_over_a_cache_moves_what_an_independent_tool_says(name, shapes
     total = {"vllm": 55086, "sglang_profiler": 32785}[name.split("::")[0]]
     flop, num_bytes = Lengths(32, total, 32, total).needs({"name": name, "shapes": shapes, "types": types})
     assert (num_bytes / 2**20, flop / 1e9) == (pytest.approx(mib), pytest.approx(gflop))
-    assert serving.is_attention({"name": name, "flop": None})
+    assert traffic.ATTENTION.search(name.split("::")[-1])
 
 
 def attention(annotation, kernel_us):
