@@ -173,6 +173,18 @@ def test_a_folder_without_git_or_without_runs_is_refused(planted, tmp_path):
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
+def test_runs_of_a_race_that_has_not_ended_are_not_shown(planted):
+    repo, commits, results = planted
+    rows = [row | {"race_id": "R"} for row in named.rows_of_names([str(results)])]
+    race, commits = results / "races" / "R", history.commits_of(repo, "HEAD")
+    race.mkdir(parents=True)
+    (race / "plan.json").write_text("{}")
+    assert not history.all_series(rows, commits, "step_avg_ms")
+    (race / "race.json").write_text("{}")
+    assert len(history.all_series(rows, commits, "step_avg_ms")[0].points) == 20
+    shutil.rmtree(race)
+
+
 # ---- in CI
 
 
@@ -265,6 +277,10 @@ def test_gitlabs_template_and_the_action_call_the_same_script():
     own, _ = steps({}, {})
     lines = [line for line in [*job["script"], *(step["run"] for step in own)] if "/watch" in line]
     assert len(lines) == 2 and all("/watch" in line and '"${settings[@]}" || code=$?' in line for line in lines)
+    assert job["cache"][1]["when"] == "always"  # also of a job that fails
+    action = yaml.safe_load((REPO / ".ci" / "action.yml").read_text())
+    saved = [step for step in action["runs"]["steps"] if "cache/save" in step.get("uses", "")]
+    assert len(saved) == 2 and all(step["if"].startswith("always()") for step in saved)
     assert job["script"][-1] == 'exit "$code"' and all("$" not in name for name in job["artifacts"]["paths"])
 
 

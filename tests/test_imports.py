@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_270,
-    "config": 3_162,
+    "config": 3_154,
     "machine": 4_368,
     "data": 1_765,
-    "record": 7_344,
-    "web": 1_211,
+    "record": 7_348,
+    "web": 1_207,
     "analysis": 8_295,
-    "training": 8_710,
+    "training": 8_704,
     "compare": 3_300,
     "launch": 6_848,
-    "report": 4_250,
+    "report": 4_246,
     "plans": 8_626,
     "claims": 3_096,
-    "api": 1_339,
-    "cli": 4_391,
-    "models": 3_482,
-    "tests": 53_291,
+    "api": 1_343,
+    "cli": 4_387,
+    "models": 3_474,
+    "tests": 53_317,
 }
 SLACK = 250
 

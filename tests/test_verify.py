@@ -136,6 +136,10 @@ def test_environment_json_has_every_gpu_of_the_machine_and_the_record_those_of_t
     for gpu, evidence in zip(gpus, ("", "", "environment.json: another gpus"), strict=True):
         edit(folder, environment__gpus=[gpu | {"name": "H100 MIG"}])
         assert failed_rules(folder).get("names agree", "") == evidence
+    atomic.write_json(folder / "environment.json", env | {"gpus": []})  # as of a machine without a GPU
+    listed_again(folder)
+    edit(folder, environment__gpus=gpus[:1])
+    assert failed_rules(folder)["names agree"] == "environment.json: another gpus"
 
 
 def test_a_renamed_folder_is_found(folder):

@@ -1,5 +1,6 @@
 """Explains and analyses traces: speedrun.explain() and speedrun.trace()."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +24,7 @@ from bench.base.paths import user_path
 from bench.base.text_table import some
 from bench.base.units import ms_from_s
 from bench.compare import selection
-from bench.record import named
+from bench.record import named, race_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,13 +69,13 @@ def explain(
 ) -> Account:
     """Explain why a step takes so long, from a run or traces, or what changed between two: ./run.sh explain.
 
-    what: runs, Kineto traces (files of the ranks of one job) or folders of them; of two arms of a race, RACE:A and
-    RACE:B, the first run of each that has a trace.  passport: measured limits in place of those kept for the run's
-    machine; annotated: the folder to write the traces to with the account as tracks; captured: traces of the captures
-    of CUDA graphs, which say what the graphs' kernels are.
+    what: runs, Kineto traces (files of the ranks of one job) or folders of them; of a race of two arms, or of two arms,
+    RACE:A and RACE:B, the first run of each that has a trace.  passport: measured limits in place of those kept for the
+    run's machine; annotated: the folder to write the traces to with the account as tracks; captured: traces of the
+    captures of CUDA graphs, which say what the graphs' kernels are.
     Raises ValueError if there is nothing to explain.
     """
-    names = [name for part in what for name in names_of(part)]
+    names = _arms_of_race([name for part in what for name in names_of(part)])
     machine = user_path(passport) if passport else None
     annotated = user_path(annotated) if annotated else None
     chosen = _jobs_to_explain(names)
@@ -89,6 +90,18 @@ def explain(
     for title, paths in chosen:
         answers |= explain_paths(title, paths, options, annotated)
     return Account(explain_document.from_accounts(answers))
+
+
+def _arms_of_race(names: list[str]) -> list[str]:
+    """Returns RACE:A and RACE:B, the baseline first, for a race of two arms whose looks left traces, else the names."""
+    meant = named.find(names)
+    if len(meant) == 1 and meant[0].race and not meant[0].arm:
+        race = race_folder.read(meant[0].race)
+        arms = [f"{names[0]}:{arm}" for arm in sorted(race["arms"], key=lambda arm: arm != race.get("baseline"))]
+        with contextlib.suppress(ValueError):  # no run of an arm has a trace
+            if len(arms) == 2 and all(_jobs_of_side(arm) for arm in arms):
+                return arms
+    return names
 
 
 def _jobs_to_explain(names: list[str]) -> list[Job]:

@@ -2,8 +2,8 @@
 
 Shows one step as a waterfall: roofline time, then overhead by cause, in parts that add up exactly to the measured step;
 for several ranks who delays whom; and where the next millisecond can be saved.  For two runs, two folders of traces,
-two traces of the same rank, or two arms of a race (RACE:A RACE:B, by the look of each) it divides the difference of
-their steps among the same parts.
+two traces of the same rank, a race of two arms or two arms of a race (RACE:A RACE:B), by the look of each, it divides
+the difference of their steps among the same parts.
 
 Several trace files are the ranks of one job; more folders, and the windows of a run, are explained one by one, in
 --json as {TITLE: account}.  A run without a trace is explained from its record, more coarsely.  Needs no torch.

@@ -254,7 +254,6 @@ def open_races(arm: Arm) -> list[str]:
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         if row["race_id"] and folder and arm.race is None:
             for results in (Path(folder).resolve().parent.parent, results_root()):
-                race = results / race_folder.FOLDER / row["race_id"]
-                if (race / "plan.json").is_file() and not (race / "race.json").is_file():
+                if race_folder.is_open(results, row["race_id"]):
                     race_ids.add(row["race_id"])
     return sorted(race_ids)

@@ -65,6 +65,12 @@ def of(results: Path | str, race_id: str) -> Path:
     return Path(results) / FOLDER / race_id
 
 
+def is_open(results: Path, race_id: str) -> bool:
+    """Returns whether a race has begun and not ended, so that nobody may look at its runs."""
+    race = results / FOLDER / race_id
+    return (race / "plan.json").is_file() and not (race / "race.json").is_file()
+
+
 def what(arm: Mapping[str, Any]) -> str:
     """Describes an arm of a plan or of race.json: its overrides and its revision."""
     rev = arm.get("rev")

@@ -130,7 +130,8 @@ def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
     env = json_file.read(path) if path.exists() and not run.get("segments") else {}
     others = [key for key, fact in run["environment"].items() if key != "gpus" and env.get(key, fact) != fact]
     gpus = run["environment"].get("gpus") or []
-    uuids = {gpu.get("uuid_hash") for gpu in env.get("gpus") or gpus}  # environment.json has every GPU, with more facts
+    of_machine = env.get("gpus", gpus) or ()  # environment.json has every GPU, with more facts
+    uuids = {gpu.get("uuid_hash") for gpu in of_machine}
     others += ["gpus"] * any(gpu.get("uuid_hash") not in uuids for gpu in gpus)
     wrong += [f"environment.json: another {key}" for key in others]
     return not wrong, "; ".join(wrong) or ", ".join(pairs)

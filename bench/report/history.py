@@ -16,7 +16,7 @@ from bench.base.change_points import Change
 from bench.base.paths import user_path
 from bench.base.reading import plain_file, yaml_file
 from bench.machine import git
-from bench.record import configs, run_folder
+from bench.record import configs, race_folder, run_folder
 from bench.record.rows import ListedRow
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.document import Block, Chart, Document, Hint, Lines, Section, Table, Verdict, code, coloured
@@ -109,8 +109,11 @@ def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: st
 
 
 def _commit_of(row: ListedRow) -> str | None:
-    """Returns the commit whose speed a run measured, or None for uncommitted changes, warm-ups and invalid runs."""
+    """Returns the commit whose speed a run measured, or None for uncommitted changes, warm-ups, invalid runs and those
+    of a race that has not ended."""
     if row["status"] != "complete" or row["validity"] == "invalid" or row["discarded"]:
+        return None
+    if row["race_id"] and race_folder.is_open(user_path(row["folder"]).parent.parent, row["race_id"]):
         return None
     script = configs.group(row["config"], "script")
     if script.get("script.root") or script.get("script.path"):
