@@ -94,7 +94,7 @@ def explain(
 
 def _arms_of_race(names: list[str]) -> list[str]:
     """Returns RACE:A and RACE:B, the baseline first, for a race of two arms whose looks left traces, else the names."""
-    meant = named.find(names)
+    meant = named.find(names) if len(names) == 1 else []
     if len(meant) == 1 and meant[0].race and not meant[0].arm:
         race = race_folder.read(meant[0].race)
         arms = [f"{names[0]}:{arm}" for arm in sorted(race["arms"], key=lambda arm: arm != race.get("baseline"))]

@@ -200,7 +200,7 @@ class Thread:
         return np.array([self._outside[key] for key in keys.tolist()], np.int64)[index]
 
     def _explain_all(self) -> np.ndarray:
-        """Returns, for each of .ranges, the index into .distinct of its own time's piece, -1 if nothing is known.
+        """Returns, for each of .ranges, the index into .distinct of the piece of its time, -1 if nothing is known.
 
         where: the innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else
         the outermost operator; an annotation or operator only if it is not the innermost range itself.
