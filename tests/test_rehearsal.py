@@ -181,9 +181,9 @@ def test_a_model_as_it_is_has_no_fault(model, overrides, seqs, num_collectives):
         ("gpt2", NEW_GRAPH_EVERY_STEP + HOST_WAITS, [], {}, ["graphs compiled after the warm-up", "graph break"]),
         ("gpt2", NO_KERNEL + ONE_BY_ONE + OUT_OF_ORDER + COPIES_FROM_THE_HOST, ["optim=adamw"], {}, OF_CALLS),
         (
-            "r20",
+            "gpt2",
             "",
-            ["optim=groups", "model.args.fp8_head=true"],
+            ["model.arch=r20", "optim=groups", "model.args.fp8_head=true"],
             {"gpu": "a100"},
             ["aten._scaled_mm.default has no k"],
         ),
