@@ -470,6 +470,28 @@ def test_an_interrupted_replay_in_a_sandbox_leaves_its_record(tmp_path, monkeypa
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
 
 
+def test_a_fetched_commit_and_settings_that_name_code_are_a_strangers_code_too(tmp_path, monkeypatch):
+    repo = tmp_path / "repo"
+    git.run(tmp_path, "init", "-q", "-b", "main", str(repo))
+    who = ("-c", "user.name=me", "-c", "user.email=me@here", "commit", "-q", "--allow-empty", "-m", "a commit")
+    git.run(repo, *who)
+    ours = git.run(repo, "rev-parse", "HEAD").strip()
+    git.run(repo, "checkout", "-q", "-b", "fetched")
+    git.run(repo, *who)
+    theirs = git.run(repo, "rev-parse", "HEAD").strip()
+    git.run(repo, "checkout", "-q", "main")
+    monkeypatch.setattr(rebuilding, "REPO", repo)
+
+    def brought(commit, *overrides):
+        run = {"track": "free", "run_id": "a", "code": {"commit": commit, "diff_sha256": None}}
+        return rebuilding.strangers_code(recorded.Recorded(tmp_path, run, {}, list(overrides)))
+
+    assert brought(ours, "optim.lr=0.1", "seed=1") == []
+    assert brought(theirs) == [f"commit {theirs[:12]}, which HEAD does not contain"]
+    for override in ("model.arch=subprocess:Popen", " script.rev=x", "instruments={a: {class: os:x}}"):
+        assert brought(ours, override) == ["settings that name code"]
+
+
 @pytest.mark.slow
 def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp_path, monkeypatch):
     """A patch of bench/, its hash put right, that writes to a file which tokens it sees."""
@@ -491,7 +513,7 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
     change(folder, "code/diff.patch", lambda text: patch)
     edit(folder, lambda run: run.update(code=run["code"] | known | {"copy": run["code"]["copy"]}))
     (cert,), stderr = replayed(tmp_path / "results", folder, HF_TOKEN="secret")
-    assert cert["outcome"] == "identical" and "code/diff.patch of a record that is not in" in stderr
+    assert cert["outcome"] == "identical" and "the record brings code/diff.patch" in stderr
     assert cert["sandbox"] in (sandbox.BUBBLEWRAP, sandbox.NAMESPACES)
     assert not spied.exists() and (folder / "certificate.json").exists()
     (name,) = cert["replays"]

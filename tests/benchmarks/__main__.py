@@ -1,7 +1,7 @@
 """What needs the tests' own files, or another program, to be measured.  .venv/bin/python tests/benchmarks [PART ...]
 
-PART: overhead (of the training loop), import_logs, results, telemetry, harness (the default ones), slope (table over
-100,000 records) and trace (installs HolisticTraceAnalysis), which take minutes.
+PART: overhead (of the training loop), results, telemetry, harness (the default ones), slope (table over 100,000
+records) and trace (installs HolisticTraceAnalysis), which take minutes.
 Alone: gpu [--rehearse] [--json] races the harness against plain loops on a GPU; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 inputs [NUM_STEPS [SEED]] makes each input of each verb something else (inputs.py), and
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("overhead", "import_logs", "results", "telemetry", "harness", "slope", "trace")
+PARTS = ("overhead", "results", "telemetry", "harness", "slope", "trace")
 
 
 def main(parts):

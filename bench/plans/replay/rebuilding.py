@@ -90,8 +90,11 @@ def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
 def strangers_code(recorded: Recorded) -> list[str]:
     """Returns the parts of a record that bring code to run here; [] if this machine's ledger has the record."""
     code, kept = recorded.run["code"], recorded.folder / "code"
+    is_ours = git.ask(REPO, "merge-base", "--is-ancestor", str(code["commit"]), "HEAD") is not None
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
+    brought += [f"commit {str(code['commit'])[:12]}, which HEAD does not contain"] * (not is_ours)
+    brought += ["settings that name code"] * any(":" in word or "script" in word for word in recorded.overrides)
     entry = ledger.read(results_root()).runs.get(recorded.name)
     end = entry and entry["end"]
     return brought if end is None or ledger.is_changed(recorded.folder, end) else []
@@ -155,9 +158,7 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
             word = f"script={own / Path(value).name}"
         elif is_set and key == "script.root":
             word = f"script.root={own}"
-        if not word.startswith(
-            ("seed=", "exporters", "script.rev=", "checkpoint", "resume=")
-        ):  # a replay exports and saves nothing
+        if not word.startswith(("seed=", "exporters", "script.rev=", "checkpoint", "resume=")):  # export, save nothing
             kept.append(word)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in own_keys}
@@ -184,8 +185,7 @@ def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str
 
 
 def alone(say: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:
-    """Keeps other replays of this results folder from training within the block: all are timed and find a new
-    folder."""
+    """Context in which no other replay of this results folder trains: all are timed and find a new folder."""
     replays_root().mkdir(parents=True, exist_ok=True)
     waiting = "waiting for another replay in this results folder to end"
     return locks.held(replays_root() / LOCK, "replays", lambda holder: say("replay", f"{waiting} ({holder})"))

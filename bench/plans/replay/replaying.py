@@ -54,7 +54,7 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
         except sandbox.Refused as error:
             what = f"{record.name}: brings code ({', '.join(brought)}) and is not in this machine's ledger"
             raise ValueError(f"{what}, and {error}; or read that code, and add --trust to run it as you") from None
-        say("sandbox", f"{', '.join(brought)} of a record that is not in this machine's ledger: {kind}, no network")
+        say("sandbox", f"{kind}, no network: not in this machine's ledger, the record brings {', '.join(brought)}")
     missing = [check for check in checks if check.status == "fail"]
     replayed: list[Recorded] = []
     try:
