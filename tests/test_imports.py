@@ -61,7 +61,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_270,
+    "base": 2_278,
     "config": 3_154,
     "machine": 4_368,
     "data": 1_765,
@@ -71,7 +71,7 @@ BUDGET = {
     "training": 8_704,
     "compare": 3_300,
     "launch": 6_848,
-    "report": 4_246,
+    "report": 4_238,
     "plans": 8_626,
     "claims": 3_096,
     "api": 1_343,

@@ -65,11 +65,11 @@ def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
     sentence = (
         "nothing-like-it: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: ./run.sh"
     )
-    for verb in (judge.main, lambda argv: race.main(["--resume", *argv]), lambda argv: named.folder(*argv)):
+    resume = lambda argv: race.main(["--resume", *argv])  # noqa: E731
+    for verb in (judge.main, table.main, resume, lambda argv: named.folder(*argv)):
         with pytest.raises(ValueError, match=sentence):
             verb(["nothing-like-it"])
-    assert (verify.main(["nothing-like-it"]), table.main(["nothing-like-it"])) == (2, 2)
-    assert capsys.readouterr().err.count(sentence) == 2
+    assert verify.main(["nothing-like-it"]) == 2 and sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["", "031500Z,", ",031500Z"])

@@ -13,7 +13,7 @@ import pytest
 from kept_records import COMPLETE, RECORDS
 
 from bench.base.paths import REPO
-from bench.cli import table
+from bench.cli import main, table
 from bench.machine import processes
 from bench.record import run_folder
 from bench.record.rows import METRICS, row_of
@@ -236,10 +236,10 @@ def test_where_chooses_rows(results, capsys, where, seeds):
     ],
 )
 def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, sentence):
-    assert table.main(argv) == 2  # also where there is nothing to choose from
+    assert main.main(["table", *argv]) == 2  # also where there is nothing to choose from
     assert sentence in capsys.readouterr().err
     add(results, 0)
-    assert table.main(argv) == 2
+    assert main.main(["table", *argv]) == 2
     assert sentence in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from claimed import config as claimed_config
 from kept_records import COMPLETE
 
 from bench.base.paths import REPO
-from bench.cli import table
+from bench.cli import main, table
 from bench.config import schema, typed
 from bench.record import configs
 from bench.report import table_columns
@@ -54,7 +54,7 @@ def grid(results):
 
 
 def shown(capsys, *argv, code=0):
-    assert table.main(list(argv)) == code
+    assert main.main(["table", *argv]) == code
     out, err = capsys.readouterr()
     return out if code == 0 else err
 

@@ -40,6 +40,14 @@ def gib_from_bytes(num_bytes: float) -> float:
     return num_bytes / GIB
 
 
+def number_from(text: str) -> float | None:
+    """Parses a number: "1.5" -> 1.5; None for text that is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def seconds_of(text: str) -> float:
     """Parses a duration as users type it: "90s", "45m", "2h", "1h30m", "1.5h".  Raises ValueError for other text."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)

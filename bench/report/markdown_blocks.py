@@ -100,6 +100,8 @@ def printed(command: str, table: Table) -> str:
         raise ValueError(f"./run.sh {command}: only tables of ./run.sh table can be updated")
     out = io.StringIO()
     with contextlib.redirect_stdout(out), variables({"SPEEDRUN_CWD": str(project_folder())}):
-        if table([*argv, *(["--md"] if "--md" not in argv else [])]):
-            raise ValueError(f"./run.sh {command}: it failed, so the table cannot be updated")
+        try:
+            table([*argv, *(["--md"] if "--md" not in argv else [])])
+        except ValueError as error:
+            raise ValueError(f"./run.sh {command}: {error}") from None
     return out.getvalue()

@@ -9,7 +9,7 @@ from bench.analysis.diagnosis import stalls
 from bench.base import stats
 from bench.base.metric import VAL_LOSS, Metric, from_goal
 from bench.base.reading import json_file, plain_file
-from bench.base.units import NS_PER_S, s_from_ms
+from bench.base.units import NS_PER_S, number_from, s_from_ms
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 from bench.report.run_facts import what
@@ -60,19 +60,12 @@ def _columns(path: Path) -> dict[str, list[Any]]:
         reader = csv.DictReader(lines, restval="")
         rows = [row for row in reader if row.get("device") and _is_stamp(row.get("t_ns", ""))]
     shown = [name for name, _ in TELEMETRY if name in (reader.fieldnames or ())]
-    columns: dict[str, list[Any]] = {name: [_number(row[name]) for row in rows] for name in shown}
+    columns: dict[str, list[Any]] = {name: [number_from(row[name]) for row in rows] for name in shown}
     return columns | {"t_ns": [int(row["t_ns"]) for row in rows], "device": [row["device"] for row in rows]}
 
 
 def _is_stamp(cell: str) -> bool:
     return cell.isdecimal() and len(cell) <= json_file.MAX_DIGITS
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
 
 
 def end_s(rows: Rows, events: Events) -> dict[int, float]:

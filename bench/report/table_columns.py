@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+from bench.base.units import number_from
 from bench.record import configs, database
 from bench.record.rows import SHOWN
 
@@ -110,7 +111,7 @@ def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
     if wanted is None:
         return {"=": f"{name} IS NULL", "!=": f"{name} IS NOT NULL"}.get(sign, "0"), []
     alternatives = wanted.split(",") if sign in ("=", "!=") else [wanted]
-    if kind in ("INTEGER", "REAL") and any(_number(word) is None for word in alternatives):
+    if kind in ("INTEGER", "REAL") and any(number_from(word) is None for word in alternatives):
         raise ValueError(f"--where {typed}: {key} is a number and {wanted!r} is not: give a number")
     if kind == "BOOLEAN":
         if any(word.lower() not in BOOLEANS for word in alternatives):
@@ -118,11 +119,11 @@ def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
         alternatives = [str(int(BOOLEANS[word.lower()])) for word in alternatives]
     if sign not in ("=", "!="):
         compared = f"CASE typeof({name}) WHEN 'text' THEN {name} {sign} ? ELSE {name} {sign} ? END"
-        return compared, [alternatives[0], _number(alternatives[0])]
+        return compared, [alternatives[0], number_from(alternatives[0])]
     equal, values = list[str](), list[Any]()
     for word in dict.fromkeys([*alternatives, wanted]):
         equal.append(f"{name} IN (?, ?)")
-        values += [word, _number(word)]
+        values += [word, number_from(word)]
         if GLOB.search(word):
             equal.append(f"(typeof({name}) = 'text' AND {name} GLOB ?)")
             values.append(word.replace("[!", "[^"))
@@ -133,20 +134,13 @@ def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
     return (f"({any_of})" if sign == "=" else f"NOT ({any_of})"), values
 
 
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
-
-
 def equals(value: object, wanted: str | None) -> bool:
     """Returns whether a cell equals what a user typed after KEY=; None stands for an empty cell."""
     if value is None or wanted is None:
         return value is wanted
     if isinstance(value, bool):
         return BOOLEANS.get(wanted.lower()) is value
-    return _number(wanted) == value if isinstance(value, (int, float)) else str(value) == wanted
+    return number_from(wanted) == value if isinstance(value, (int, float)) else str(value) == wanted
 
 
 def sort(rows: Sequence[TableRow], by: Sequence[tuple[str, bool]]) -> list[TableRow]:
