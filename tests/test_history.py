@@ -1,10 +1,12 @@
 """The speed of a repository over its commits: change points, the series of a planted history, what CI does."""
 
+import io
 import json
 import math
 import os
 import random
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -264,6 +266,7 @@ def test_the_action_edits_its_own_comment_alone_and_warns_without_permission(tmp
     own, _ = steps({}, {})
     (script,) = (step["run"] for step in own if step["name"] == "Comment")
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_REPOSITORY": "o/r", "PULL_REQUEST": "7"}
+    env["MARK"] = "<!-- speedrun -->"
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -282,6 +285,79 @@ def test_gitlabs_template_and_the_action_call_the_same_script():
     saved = [step for step in action["runs"]["steps"] if "cache/save" in step.get("uses", "")]
     assert len(saved) == 2 and all(step["if"].startswith("always()") for step in saved)
     assert job["script"][-1] == 'exit "$code"' and all("$" not in name for name in job["artifacts"]["paths"])
+
+
+@pytest.mark.parametrize("options", [(), ("--depth=1",)])
+def test_ci_races_a_commit_with_what_it_follows_also_in_a_shallow_clone(tmp_path, options):
+    """The branch main goes on after the branch change left it, and GitHub merges the two."""
+    work, watch, origin = tmp_path / "work", tmp_path / "harness/.ci/watch", tmp_path / "origin.git"
+    fork = repository(work, [1] * 3)[-1]
+    for words in (
+        "checkout -b change",
+        "commit -m 1",
+        "commit -m 2",
+        "checkout main",
+        "commit -m 3",
+        "checkout -b merge",
+    ):
+        git(work, *words.split(), *["--allow-empty"] * words.startswith("commit"))
+    git(work, "merge", "-q", "--no-ff", "-m", "merge", "change")
+    git(tmp_path, "clone", "-q", "--bare", str(work), str(origin))
+    names = {name: git(work, "rev-parse", name).strip() for name in ("main", "change", "change^", "merge")}
+    watch.parent.mkdir(parents=True)
+    shutil.copy(REPO / ".ci" / "watch", watch)
+    (tmp_path / "harness/run.sh").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "harness/run.sh").chmod(0o755)
+
+    def watched(branch, base, origin=origin):
+        """(exit code, arms of the race or why there is none, number of commits in the history)."""
+        clone = tmp_path / f"clone-{branch}-{base[:9]}"
+        git(
+            tmp_path,
+            "clone",
+            "-q",
+            *options,
+            "--single-branch",
+            "-b",
+            branch,
+            f"file://{tmp_path}/origin.git",
+            str(clone),
+        )
+        git(clone, "remote", "set-url", "origin", f"file://{origin}")
+        done = subprocess.run([watch, base, names[branch]], cwd=clone, capture_output=True, text=True)
+        arms = (clone / "speedrun/race.json").read_text().split()[1:3] if done.returncode == 0 else done.stderr
+        return done.returncode, arms, git(clone, "rev-list", "--count", "--first-parent", "HEAD").strip()
+
+    default = yaml.safe_load((REPO / ".ci" / "action.yml").read_text())["inputs"]["base"]["default"]
+    assert default == "${{ github.event_name == 'push' && github.event.before || format('{0}^1', github.sha) }}"
+    assert watched("merge", f"{names['merge']}^1") == (0, [names["main"], names["merge"]], "5")
+    for base, expected in (("0" * 40, names["change^"]), ("main", names["main"]), (fork, fork)):
+        assert watched("change", base) == (0, [expected, names["change"]], "5")
+    code, stderr, _ = watched("change", "1" * 40)
+    assert code == 2 and f"watch: {'1' * 40} is neither in this clone nor on its origin: check out with" in stderr
+    code, stderr, _ = watched("change", "2" * 40, "/nowhere")
+    assert code == 2 and ("this clone is shallow and could not be completed" in stderr) == bool(options)
+
+
+@pytest.mark.parametrize(("author", "request_line"), [(7, ("PUT", "/3")), (8, ("POST", ""))])
+def test_gitlabs_job_edits_its_own_note_alone(tmp_path, monkeypatch, author, request_line):
+    verdict, sent = "<!-- speedrun -->\n# Race: B against A\n", []
+    notes = [(1, 8, verdict), (2, 7, "thanks"), (3, author, verdict)]
+
+    def urlopen(request, timeout):
+        sent.append((request.method, request.full_url, request.data))
+        shown = [{"id": number, "author": {"id": of}, "body": body} for number, of, body in notes]
+        return io.BytesIO(json.dumps({"id": 7} if request.full_url.endswith("/user") else shown).encode())
+
+    values = {"CI_API_V4_URL": "https://g", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_IID": "2", "SPEEDRUN_TOKEN": "t"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    (tmp_path / "comment.md").write_text(verdict)
+    runpy.run_path(str(REPO / ".ci" / "gitlab_note"))["main"](tmp_path / "comment.md")
+    method, note = request_line
+    written = (method, f"https://g/projects/1/merge_requests/2/notes{note}", json.dumps({"body": verdict}).encode())
+    assert sent[2:] == [written]
 
 
 @needs_browser

@@ -32,6 +32,7 @@ TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script
 # Folders of outputs and environments: neither part of the identity nor linked.
 OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")
 APART = ("data", "records")  # linked, but not part of the identity: data, and runs of others
+REVISIONS = "revisions"  # parent of script.rev's folders, whose links lead to what git does not track: no sources
 MAX_FILES, MAX_DEPTH = 400, 4  # limits of the sources of a script without a root
 MAX_ROOT_FILES = 4000  # sources below a root; more are refused
 MAX_BYTES = 2**20  # size of a source file
@@ -284,7 +285,7 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
     name is the script's path from there, also of a program without a suffix; "" for a command that is no file there.
     EXCLUDED, or EXCLUDED_BELOW_ROOT, says what is omitted. Raises ValueError if a root has more than MAX_ROOT_FILES.
     """
-    paths = {name: folder / name} if name else {}
+    paths, is_revision = {name: folder / name} if name else {}, folder.parent.name == REVISIONS
     for parent, folders, names in os.walk(folder):
         below = Path(parent).relative_to(folder)
         is_deep = not is_root and len(below.parts) >= MAX_DEPTH
@@ -292,6 +293,8 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
         suffixes = SUFFIXES if below.parts and not is_root else SUFFIXES + TEXTS
         for file in sorted(names):
             path = Path(parent, file)
+            if is_revision and path.is_symlink() and os.path.isabs(os.readlink(path)):
+                continue
             if path.suffix in suffixes and (is_root or len(paths) < MAX_FILES) and _is_small(path):
                 paths[(below / file).as_posix()] = path
         if len(paths) > MAX_ROOT_FILES:

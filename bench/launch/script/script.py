@@ -243,7 +243,7 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
     if commit is None:
         raise ValueError(f"script.rev={rev}: {root}: no git repository there has it: git log --oneline lists some")
     commit = commit.strip()
-    folder = data_root() / "revisions" / f"{root.name}-{commit[:12]}"
+    folder = data_root() / user_code.REVISIONS / f"{root.name}-{commit[:12]}"
     try:
         inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may be below the top of its repository
         if not folder.is_dir():
