@@ -122,11 +122,8 @@ def script_of(shell, folder, capsys):
     return folder / "completion"
 
 
-def test_every_verb_is_completed(tab):
+def test_every_verb_is_completed_and_completes_its_options(tab):
     assert set(VERBS) <= tab("run.sh ")
-
-
-def test_every_verb_completes_its_options():
     for verb in VERBS:
         assert "--help" in completion.candidates(f"run.sh {verb} --")
 

@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_278,
-    "config": 3_154,
+    "config": 3_155,
     "machine": 4_368,
     "data": 1_765,
     "record": 7_348,
-    "web": 1_207,
+    "web": 1_202,
     "analysis": 8_295,
-    "training": 8_704,
-    "compare": 3_300,
+    "training": 8_703,
+    "compare": 3_291,
     "launch": 6_848,
-    "report": 4_238,
+    "report": 4_233,
     "plans": 8_626,
     "claims": 3_096,
     "api": 1_343,
-    "cli": 4_387,
+    "cli": 4_378,
     "models": 3_474,
-    "tests": 53_317,
+    "tests": 53_345,
 }
 SLACK = 250
 

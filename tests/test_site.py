@@ -107,14 +107,6 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     assert new.name not in (out / "index.html").read_text()
 
 
-def test_a_site_that_version_0_2_0_wrote_keeps_none_of_its_packed_pages(results):
-    pack = results / "site" / "runs" / "017.js"
-    pack.parent.mkdir(parents=True)
-    pack.write_text('window.packed = "";')
-    write(results)
-    assert not pack.exists() and list(pack.parent.glob("*.html"))
-
-
 @pytest.mark.parametrize("linked", ["", "runs", "assets"])
 def test_no_page_is_written_through_a_link_that_came_with_the_folder(results, tmp_path, linked):
     """A claim that somebody sends may hold site -> /home/reader/public_html."""

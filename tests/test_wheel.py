@@ -123,17 +123,13 @@ def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):
     assert row["run_id"] == folder.name
 
 
-def test_a_run_has_a_page(installed, run):
+def test_a_run_has_a_page_and_is_published_in_the_users_folder(installed, run):
     folder, _ = run
-    done = installed.speedrun("report", folder.name, "--out", "page.html")
     page = installed.cwd / "page.html"
+    done = installed.speedrun("report", folder.name, "--out", page)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (real_runs.REPO / "bench/web/assets/uPlot.min.css").read_text() in page.read_text()
     page.unlink()
-
-
-def test_a_run_is_published_in_the_users_folder(installed, run):
-    folder, _ = run
     refused = installed.speedrun("table", "--check")
     assert refused.returncode == 2 and "name a Markdown file" in refused.stderr
     done = installed.speedrun("publish", folder.name, "--name", "mine")

@@ -293,9 +293,8 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
         suffixes = SUFFIXES if below.parts and not is_root else SUFFIXES + TEXTS
         for file in sorted(names):
             path = Path(parent, file)
-            if is_revision and path.is_symlink() and os.path.isabs(os.readlink(path)):
-                continue
-            if path.suffix in suffixes and (is_root or len(paths) < MAX_FILES) and _is_small(path):
+            is_linked = is_revision and path.is_symlink() and os.path.isabs(os.readlink(path))
+            if path.suffix in suffixes and (is_root or len(paths) < MAX_FILES) and not is_linked and _is_small(path):
                 paths[(below / file).as_posix()] = path
         if len(paths) > MAX_ROOT_FILES:
             raise ValueError(f"script.root={folder}: holds more than {MAX_ROOT_FILES} sources: give the program's own")
