@@ -12,7 +12,6 @@ command inherit it and share one counter.  disk_faults_judge.py checks the outco
 """
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -108,20 +107,6 @@ class Workshop:
         assert done.returncode == 0, done.stdout
         self.lasts_s[scenario.name] = time.monotonic() - began_s
         return operations(self.state)
-
-    def first(self, scenario, what, path):
-        """Returns the number of the first such operation of an undisturbed command, and ends the command there."""
-        self._begin(scenario)
-        process = self._start(self.project, scenario.command, self._faulty(0, ""))
-        numbers = []
-        while not numbers:
-            is_over = process.poll() is not None
-            numbers = [operation[0] for operation in operations(self.state) if operation[2:] == (what, path)]
-            assert numbers or not is_over, f"no {what} {path}"
-            time.sleep(0.01)
-        process.terminate()
-        self._ended(process)
-        return numbers[0]
 
     def fault(self, scenario, number, kind):
         """Runs a command whose operation `number` fails in this way.  Returns an Outcome with all that is wrong."""
@@ -274,7 +259,3 @@ def places(operations, chance, num_places):
 def sample():
     """Returns the random generator of the faults that the tests try, seeded with SPEEDRUN_FAULTS_SEED if it is set."""
     return random.Random(os.environ.get("SPEEDRUN_FAULTS_SEED", "a word"))
-
-
-def as_json(outcome):
-    return json.dumps({"place": outcome.place, "code": outcome.code, "wrong": outcome.wrong})

@@ -128,11 +128,6 @@ def _another(path, world):
     shutil.copy(others[0] if others else world.made / "a.log", path)
 
 
-def _elsewhere(path, world):
-    kept = world.here / "elsewhere"
-    path.symlink_to(kept)
-
-
 KINDS = {  # {kind of damage: function that replaces the removed input, whose content is in World.here / "elsewhere"}
     "removed": lambda path, world: None,
     "empty": lambda path, world: path.write_text(""),
@@ -140,7 +135,7 @@ KINDS = {  # {kind of damage: function that replaces the removed input, whose co
     "a pipe": lambda path, world: os.mkfifo(path),
     "a device": lambda path, world: path.symlink_to("/dev/zero"),
     "a link to itself": lambda path, world: path.symlink_to(path.name),
-    "a link to what it was": _elsewhere,
+    "a link to what it was": lambda path, world: path.symlink_to(world.here / "elsewhere"),
     "4 TiB of holes": lambda path, world: (path.touch(), os.truncate(path, 2**42)),
     "a picture": lambda path, world: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256))),
     "a list": lambda path, world: path.write_text("[[1, null, {}]]\n"),

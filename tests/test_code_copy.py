@@ -150,6 +150,15 @@ def test_what_lies_beside_the_users_own_sources_is_linked(tmp_path, cache):
         assert not (own / "pkg").is_symlink() and code_copy.is_whole(own.parent)
 
 
+def test_a_source_that_is_a_pipe_or_a_hole_is_refused_by_name(tmp_path, cache):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "hole.py").touch()
+    os.truncate(tmp_path / "hole.py", 2**42)
+    for name, why in (("pipe.py", "it is not a regular file"), ("hole.py", "most of which are a hole")):
+        with pytest.raises(ValueError, match=f"{name}: cannot be read .*{why}"):
+            code_copy.held_sources({"own/net.py": tmp_path / name}).__enter__()
+
+
 # ---- the record is of the copy
 
 

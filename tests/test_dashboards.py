@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from real_runs import SHORT, bench, folders, run_json
@@ -116,11 +117,36 @@ def test_where_an_exporter_writes_is_in_no_record_with_a_home_folder_or_a_passwo
     assert job.config.exporters["mlflow"]["tracking_uri"] == uri.strip("'")  # what the export after the run gets
 
 
-def test_an_old_record_has_its_exporters_among_the_instruments():
-    old = {"instruments": {"regions": {}, "wandb": {"mode": "online"}}}
-    assert dashboards.chosen(old) == {"wandb": {"mode": "online"}}
-    assert dashboards.settings_of(old, "wandb")["mode"] == "online"
-    assert dashboards.chosen({"instruments": None, "exporters": {"mlflow": {}}}) == {"mlflow": {}}
+def test_a_record_does_not_choose_the_server_that_it_is_sent_to(run, monkeypatch, capsys):
+    """With it would go the credentials for MLflow of whoever exports a stranger's record."""
+    theirs = {"mlflow": {"tracking_uri": "https://evil.example", "experiment": None}}
+    (run / "run.json").write_text(json.dumps(run_json(run) | {"exporters": theirs}))
+    sent = []
+    monkeypatch.setattr(dashboards, "missing", lambda name: None)
+    monkeypatch.setitem(dashboards.EXPORT, "mlflow", lambda exported, settings: sent.append(settings) or {})
+    assert verb.main([str(run), "--to", "mlflow"]) == 0
+    assert verb.main([str(run), "--to", "mlflow", "--set", "tracking_uri=https://mine.example"]) == 0
+    assert [settings["tracking_uri"] for settings in sent] == [None, "https://mine.example"]
+
+
+@pytest.mark.parametrize("linked", ["dashboards", "dashboards/wandb"])
+def test_no_export_is_written_through_a_link_that_came_with_the_record(run, tmp_path, monkeypatch, capsys, linked):
+    mine = tmp_path / "mine"
+    for name in ("tensorboard", "wandb"):
+        (mine / name).mkdir(parents=True)
+        (mine / name / "a run").touch()
+    (run / linked).parent.mkdir(exist_ok=True)
+    (run / linked).symlink_to(mine)
+    monkeypatch.setattr(dashboards, "missing", lambda name: None)
+    for module in ("wandb", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.event_file_writer"):
+        parts = module.split(".")
+        for number in range(len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[: number + 1]), mock.MagicMock())
+    for name in ["wandb", *["tensorboard"] * (linked == "dashboards")]:
+        assert verb.main([str(run), "--to", name]) == 1
+        assert "it is a link, through which nothing is written" in capsys.readouterr().out
+    kept = sorted(path.relative_to(mine).as_posix() for path in mine.rglob("*"))
+    assert kept == ["tensorboard", "tensorboard/a run", "wandb", "wandb/a run"]
 
 
 def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monkeypatch, capsys):
@@ -167,9 +193,9 @@ def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monke
     with pytest.raises(ValueError, match="--to excel: choose from csv, .*, mlflow, tensorboard, wandb"):
         verb.main([str(run), "--to", "excel"])
     with pytest.raises(ValueError, match="--set colour=red: wandb has project, entity, mode"):
-        dashboards.settings_of(run_json(run), "wandb", ["colour=red"])
+        dashboards.settings_of("wandb", ["colour=red"])
     expected = {"project": "mine", "entity": None, "mode": "offline"}
-    assert dashboards.settings_of(run_json(run), "wandb", ["project=mine"]) == expected
+    assert dashboards.settings_of("wandb", ["project=mine"]) == expected
     monkeypatch.setattr(run_folder, "read", lambda folder: {"status": "running"})
     with pytest.raises(ValueError, match="the run has not ended"):
         dashboards.read(run)

@@ -37,15 +37,6 @@ def test_a_killed_process_loses_no_record_and_falsifies_none(shop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "crash"])
-def test_a_race_whose_plan_the_ledger_did_not_get_is_none_or_is_resumed(shop, kind):
-    number = shop.first(SCENARIOS["race"], "open", "/ledger.jsonl")
-    shop.num_judged = 3  # of every fourth race that is left open the judge asks for its end
-    outcome = shop.fault(SCENARIOS["race"], number, kind)
-    assert outcome.wrong == [], outcome.place
-
-
-@pytest.mark.slow
 def test_a_file_operation_that_fails_loses_nothing_of_several_runs(shop):
     scenario, chance = SCENARIOS["sweep"], disk_faults.sample()
     ((number, kind),) = disk_faults.places(shop.count(scenario), chance, 1)

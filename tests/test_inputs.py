@@ -30,14 +30,8 @@ def world(tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("verb", [verb for verb in READS if verb not in SLOW])
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb in SLOW)) for verb in READS])
 def test_a_verb_opens_what_the_table_says_and_nothing_else(world, verb):
-    assert set(world.opened(verb)) == set(READS[verb].reads)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", SLOW)
-def test_a_verb_that_runs_something_opens_what_the_table_says(world, verb):
     assert set(world.opened(verb)) == set(READS[verb].reads)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -118,6 +119,15 @@ def test_a_config_dir_without_groups_is_refused(project, monkeypatch, capsys, ar
     write(project / "empty/models/mine.yaml", "")
     assert main(["race", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_pipe_and_a_hidden_file_in_a_group_are_no_choices(project, capsys):
+    os.mkfifo(project / "conf/model/pipe.yaml")  # a read of it would wait for ever
+    (project / "conf/model/._mine.yaml").write_bytes(b"\0\5\26\7")  # as macOS leaves beside mine.yaml on other disks
+    groups._by_group.cache_clear()
+    assert main(["run", "--help", "model"]) == 0
+    shown = capsys.readouterr().out
+    assert "mine" in shown and "pipe" not in shown and "._" not in shown
 
 
 def test_a_name_in_two_folders_is_refused_with_both_files(project):

@@ -20,6 +20,7 @@ from claimed import results  # noqa: F401  a fixture
 
 from bench.base.paths import REPO
 from bench.cli import compare, race
+from bench.cli.main import main as bench
 from bench.compare import calibration, comparison, selection
 from bench.launch import ready
 from bench.machine import code_state, leases, preflight, processes
@@ -138,6 +139,16 @@ def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(result
     assert arms.num_started == 7
     with pytest.raises(ValueError, match="there is no unfinished race"):
         race.main(["--resume"])
+
+
+def test_a_folder_in_place_of_race_json_is_a_sentence_and_the_race_ends_without_it(results, go, capsys):
+    go("A=", "B=", "n=2", hurt={3: "interrupt"})
+    (folder,) = (results.folder / "races").glob("*")
+    (folder / "race.json").mkdir()
+    assert bench(["race", "--resume"]) == 2
+    assert f"race: {folder}/race.json: Is a directory" in capsys.readouterr().err
+    (folder / "race.json").rmdir()
+    assert bench(["race", "--resume"]) == 0 and race_json(results)["status"] == "complete"
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), SystemExit("killed")])

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import os
 import random
 
 import numpy as np
@@ -306,6 +307,21 @@ def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):
     assert analyze.main([str(run), "--json"]) == 0
     keys = {"profiler_steps", "temporal", "overlap_pct", "exposed_comm_us", "idle", "kernel_types", "kernels"}
     assert keys <= set(json.loads(capsys.readouterr().out)["ranks"]["0"])
+
+
+def test_an_analysis_is_written_through_no_link_and_waits_for_no_pipe(tmp_path, capsys):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "traces").mkdir(parents=True)
+    for name in ("a", "b"):
+        write(run / "traces" / f"{name}_rank0.json", two_streams(), speedrun={"window": name})
+    (run / "run.json").write_text("{}")
+    os.mkfifo(run / "summary.md")
+    (run / "windows").symlink_to(elsewhere)
+    assert analyze.main([str(run)]) == 0
+    said = capsys.readouterr().err
+    assert "summary.md: cannot be read (it is not a regular file)" in said and f"{run}/windows: it is a link" in said
+    assert (run / "analysis.json").exists() and not list(elsewhere.iterdir())
 
 
 def test_kernels_are_named_as_they_are_and_their_numbers_stand_right(tmp_path):

@@ -19,12 +19,8 @@ def event(cat, name, ts, dur, pid=1, tid=1, **args):
 def launched(name, ts, dur, call_ts, correlation, stream=7, cat="kernel", call_dur=2, device=0, **args):
     """Returns a device event and the call that launched it."""
     call = event("cuda_runtime", "cudaLaunchKernel", call_ts, call_dur, correlation=correlation)
-    return [
-        call,
-        event(
-            cat, name, ts, dur, pid=device, tid=stream, device=device, stream=stream, correlation=correlation, **args
-        ),
-    ]
+    args |= {"device": device, "stream": stream, "correlation": correlation}
+    return [call, event(cat, name, ts, dur, pid=device, tid=stream, **args)]
 
 
 def write(path, events, indent=None, **meta):

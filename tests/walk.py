@@ -8,8 +8,10 @@ with World(folder) as world:
 
 import collections
 import contextlib
+import functools
 import io
 import json
+import operator
 import os
 import pickle
 import shutil
@@ -150,12 +152,8 @@ class World:
         """Restores the world as it was made, without results that the verb does not use."""
         shutil.rmtree(self.here, ignore_errors=True)
         others = {"results", "open", "search", "claim"} - {READS[verb].home}
-        shutil.copytree(
-            self.made,
-            self.here,
-            symlinks=True,
-            ignore=lambda folder, names: others if Path(folder) == self.made else (),
-        )
+        unused = lambda folder, names: others if Path(folder) == self.made else ()  # noqa: E731
+        shutil.copytree(self.made, self.here, symlinks=True, ignore=unused)
 
     def call(self, verb, listener=None, command=None):
         """Calls a verb, or a command if given.  Returns (exit code, None if it hung or raised; stdout; all output)."""
@@ -296,14 +294,8 @@ class World:
 def _fields(path):
     """Returns the paths of the texts in a JSON or YAML file, but only the first of each list."""
     facts = json.loads(path.read_text()) if path.suffix == ".json" else yaml.safe_load(path.read_text())
-
-    def inside(place):
-        value = facts
-        for key in place:
-            value = value[key]
-        return value
-
-    return [place for place in fuzzing.paths_of(facts) if isinstance(inside(place), str)]
+    places = fuzzing.paths_of(facts)
+    return [place for place in places if isinstance(functools.reduce(operator.getitem, place, facts), str)]
 
 
 def _of_answer(code, text):

@@ -71,17 +71,27 @@ def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
 def write_text(path: Path | str, text: str, durable: bool = True) -> None:
     """Writes text as write_json() writes JSON."""
     try:
-        _write_once(Path(path), text, durable)
+        write_bytes(path, text.encode(), durable)
     except OSError as error:
         if not durable or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release(Path(path).parent):
             raise
-        _write_once(Path(path), text, durable)
+        write_bytes(path, text.encode(), durable)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes bytes atomically and durably, but without using a reserve."""
-    with replacing(path) as file:
+def write_bytes(path: Path | str, content: bytes, durable: bool = True) -> None:
+    """Writes bytes as write_json() writes JSON, but without using a reserve."""
+    with replacing(Path(path), durable) as file:
         file.write(content)
+
+
+def inner_folder(folder: Path, *names: str) -> Path:
+    """Makes and returns a folder within a record's.  Raises OSError for a link, which may lead to a reader's files."""
+    for name in names:
+        folder /= name
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link, through which nothing is written: remove it", str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def write_own(path: Path | str, content: bytes) -> None:
@@ -90,11 +100,6 @@ def write_own(path: Path | str, content: bytes) -> None:
         with contextlib.suppress(OSError):  # on a file system without modes is_own() stays false
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
         file.write(content)
-
-
-def _write_once(path: Path, text: str, durable: bool) -> None:
-    with replacing(path, durable) as file:
-        file.write(text.encode())
 
 
 @contextlib.contextmanager
@@ -153,11 +158,10 @@ def reserve(folder: Path | str) -> None:
 
 def release(folder: Path | str) -> bool:
     """Removes the reserve.  Returns True if there was one, so that its space is now free."""
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(Path(folder) / RESERVE)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def clock_s(folder: Path) -> float:

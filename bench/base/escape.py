@@ -111,8 +111,7 @@ class Door:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        for text in lines:
-            self.write(text)
+        self.write("".join(lines))
 
     def flush(self) -> None:
         with self._muted_by_errors():

@@ -139,10 +139,9 @@ def _hosts() -> tuple[str, ...]:
 
 
 def _lines_of(path: str) -> list[str]:
-    try:
+    with contextlib.suppress(Damaged):
         return plain_file.text(path, errors="replace").splitlines()
-    except Damaged:
-        return []
+    return []
 
 
 def redact_all(values: Any, repo: Path | str) -> Any:

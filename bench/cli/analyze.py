@@ -18,6 +18,8 @@ from bench.analysis.trace import text as trace_text
 from bench.api import traces
 from bench.base import atomic
 from bench.base.paths import shown, user_path
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.cli import arguments
 from bench.config import windows as config_windows
 
@@ -68,19 +70,21 @@ def _keep_in_run(run: Path, by_window: Mapping[str | None, dict[str, Any]]) -> N
     _keep(run, run.name, next(iter(by_window.values())))
     for name, answer in by_window.items() if len(by_window) > 1 else ():
         if name and config_windows.NAME.fullmatch(name):  # a trace's name may be anything
-            _keep(run / "windows" / name, f"{run.name}, window {name}", answer)
+            _keep(run, f"{run.name}, window {name}", answer, "windows", name)
 
 
-def _keep(folder: Path, title: str, answer: dict[str, Any]) -> None:
-    """Writes an analysis beside a run's record, for its report."""
+def _keep(run: Path, title: str, answer: dict[str, Any], *names: str) -> None:
+    """Writes an analysis beside a run's record, for its report, or into the folder of these names in it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = atomic.inner_folder(run, *names)
         atomic.write_json(folder / "analysis.json", answer)
-        if not (folder / "summary.md").exists() or (folder / "summary.md").read_text().startswith("# Trace analysis"):
-            atomic.write_text(folder / "summary.md", trace_text.document(answer, title).markdown() + "\n")
+        summary = folder / "summary.md"
+        if not summary.exists() or plain_file.text(summary).startswith("# Trace analysis"):
+            atomic.write_text(summary, trace_text.document(answer, title).markdown() + "\n")
         print(f"analyze: wrote {shown(folder / 'analysis.json')}", file=sys.stderr)
-    except OSError as error:
-        print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)
+    except (OSError, Damaged) as error:
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        print(f"analyze: not all was written: {why}", file=sys.stderr)
 
 
 def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:

@@ -111,7 +111,7 @@ def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
 def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) -> dict[str, Any]:
     """Returns what --json prints for a run and an exporter."""
     export = {"run_id": exported.run["run_id"], "exporter": name}
-    settings = dashboards.settings_of(exported.run, name, changes)
+    settings = dashboards.settings_of(name, changes)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # exporters' packages may print anything
             facts = dashboards.EXPORT[name](exported, settings)

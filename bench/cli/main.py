@@ -68,17 +68,9 @@ CHECKOUT_VERBS = {  # verbs that run.sh itself handles
     "test": "the tests: ./run.sh test [--all] [pytest arguments]",
     "lint": "style and types of the code, as CI checks them",
 }
-# errors of the operating system about a file, printed as one line without a traceback
-NOT_OURS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-)
+# names of errors of the operating system about a file, printed as one line without a traceback
+NOT_OURS = {"EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "EEXIST"}
+NOT_OURS |= {"ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ELOOP"}
 # commands that first print which folders of the user's they use
 INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")
 # commands that ranks which torchrun or srun started cannot run together
@@ -179,7 +171,7 @@ def _go(argv: list[str]) -> int:
         print(f"{verb}: {credentials.redacted(str(error))}", file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
     except OSError as error:
-        if error.errno not in NOT_OURS or not isinstance(error.filename, str):
+        if errno.errorcode.get(error.errno or 0) not in NOT_OURS or not isinstance(error.filename, str):
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2

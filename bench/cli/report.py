@@ -92,11 +92,7 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
         print(module.block(folder), end="")
         return {}
     if args.png:
-        out = user_path(args.out) if args.out else folder / "plots"
-        if out.is_symlink() and not args.out:
-            raise ValueError(
-                f"{out}: is a link, and pictures are written only into the folder named: remove it, or --out"
-            )
+        out = user_path(args.out) if args.out else atomic.inner_folder(folder, "plots")
         with reading_record(folder):
             answer = module.document(folder)
         return _pictures(answer.charts, out, answer.drawings)

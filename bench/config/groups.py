@@ -135,7 +135,7 @@ def _by_group(folders: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
 
 
 def _names(folder: Path, group: str) -> list[str]:
-    return sorted(path.stem for path in (folder / group).glob("*.yaml"))
+    return sorted(path.stem for path in (folder / group).glob("[!.]*.yaml") if path.is_file())
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from bench.base.reading import plain_file
 from bench.config import overrides, schema
 from bench.config.groups import LISTS, choices, path_of
 from bench.config.typed import KINDS, allowed, default_of, parts_of, row_class, variant, variants
@@ -55,9 +56,8 @@ def class_comments(cls: Any) -> dict[str, str]:
 @functools.cache
 def file_comments(path: Path) -> tuple[str, dict[str, str]]:
     """Returns what a yaml's first comment says, and {dotted key: the comment on its line, or ""}."""
-    text = path.read_text()
+    text, comments = plain_file.text(path), dict[str, str]()
     lines = text.splitlines()
-    comments: dict[str, str] = {}
     header = itertools.takewhile(lambda line: line.startswith("#"), lines)
     about = [line.removeprefix("#").strip() for line in header if not line.startswith("# @package")]
     _collect_comments(yaml.compose(text), "", lines, comments)

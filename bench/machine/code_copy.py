@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.base.paths import CODE, COPY_NAME, copy_roots
+from bench.base.reading import plain_file
 from bench.base.units import MIB
 from bench.config.user_code import KERNELS
 
@@ -117,7 +118,7 @@ def content_of(repo: Path) -> Content:
 
 def _read(path: Path | str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=plain_file.open_now) as file:
             return file.read()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}), and a run needs a copy of it") from None
@@ -261,11 +262,10 @@ def _prune(root: Path) -> None:
 
 def _flock(file: IO[bytes], how: int) -> bool:
     """Returns whether the lock was acquired; False also if the file system has no locks."""
-    try:
+    with contextlib.suppress(OSError):
         fcntl.flock(file, how)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _remove(folder: Path) -> None:

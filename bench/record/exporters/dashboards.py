@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from bench.base import atomic, private, utc
+from bench.base import atomic, credentials, escape, private, utc
 from bench.base.paths import REPO, results_root
 from bench.config import groups
 from bench.record import configs, run_folder, step_files
@@ -48,15 +49,12 @@ def names() -> list[str]:
     return sorted(EXPORT)
 
 
-def chosen(run: Record) -> dict[str, dict[str, Any]]:
-    """Returns {exporter: settings} that a run chose.  The oldest records have exporters among the instruments."""
-    from_instruments = {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()}
-    return from_instruments | (run.get("exporters") or {})
+def settings_of(name: str, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """Returns an exporter's settings: those of its yaml, then KEY=VALUE changes.  Raises ValueError for an unknown key.
 
-
-def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns an exporter's settings: of its yaml, the run, then KEY=VALUE changes.  ValueError for an unknown key."""
-    settings = yaml.safe_load(groups.path_of("exporters", name).read_text())[name] | chosen(run).get(name, {})
+    A record's own are not used: a stranger's would send it, with this user's credentials, to a server of its choice.
+    """
+    settings: dict[str, Any] = yaml.safe_load(groups.path_of("exporters", name).read_text())[name]
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals or key not in settings:
@@ -92,8 +90,8 @@ def after_run(
     for name, settings in exporters.items():
         if missing(name):  # the record has a warning about it
             continue
-        command = [sys.executable, "-m", "bench", "dashboard", os.path.abspath(folder), "--to", name]
-        command += [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+        to = ["--to", name, *(f"--set={key}={json.dumps(value)}" for key, value in settings.items())]
+        command = [sys.executable, "-m", "bench", "dashboard", os.path.abspath(folder), *to]
         error = None
         try:
             done = subprocess.run(
@@ -111,16 +109,16 @@ def after_run(
             error = f"{type(failed).__name__}: {failed}"
             note(folder, name, error)
         if error:
-            say(f"no export to {name}: {error}; ./run.sh dashboard {os.path.basename(folder)} --to {name} tries again")
+            again = shlex.join(["./run.sh", "dashboard", os.path.basename(folder), *to])
+            say(f"no export to {name}: {error}; to try again: {credentials.redacted(again)}")
 
 
 def note(run_folder: Path | str, name: str, error: str | None = None, **facts: object) -> None:
     """Records the outcome of an export in the run's dashboards/dashboards.json, unless the disk is full."""
-    path = Path(run_folder) / FOLDER / OUTCOMES
-    outcomes = atomic.read_json(path, {})
-    outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = atomic.inner_folder(Path(run_folder), FOLDER) / OUTCOMES
+        outcomes = atomic.read_json(path, {})
+        outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
         atomic.write_json(path, outcomes, durable=False)
 
 
@@ -190,9 +188,9 @@ def _to_tensorboard(exported: Exported, settings: dict[str, Any]) -> dict[str, s
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    folder = exported.folder / FOLDER / "tensorboard"
+    folder = atomic.inner_folder(exported.folder, FOLDER) / "tensorboard"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     writer = EventFileWriter(str(folder))
     try:
         for summary, step, wall_s in _tensorboard_summaries(exported):
@@ -218,7 +216,7 @@ def _tensorboard_summaries(exported: Exported) -> Iterator[tuple[Any, int, float
         if values:
             shown = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
             yield Summary(value=shown), step, wall_s
-    rows = "".join(f"| {key} | {value.replace('|', '/')} |\n" for key, value in exported.tags.items())
+    rows = "".join(f"| {key} | {escape.markdown(value)} |\n" for key, value in exported.tags.items())
     tensor = TensorProto(
         dtype=DT_STRING,
         string_val=[f"| | |\n|---|---|\n{rows}".encode()],  # Markdown, as TensorBoard's text dashboard shows it
@@ -236,9 +234,8 @@ def _to_wandb(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     check({"wandb": settings})
     import wandb
 
-    folder = exported.folder / FOLDER
+    folder = atomic.inner_folder(exported.folder, FOLDER, "wandb").parent
     shutil.rmtree(folder / "wandb", ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
     quiet = wandb.Settings(
         silent=True,
         console="off",
