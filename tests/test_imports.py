@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_343,
     "cli": 4_378,
     "models": 3_474,
-    "tests": 53_345,
+    "tests": 53_245,
 }
 SLACK = 250
 

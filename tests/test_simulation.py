@@ -1,7 +1,6 @@
 """Simulated races: does the verdict cry wolf, does it see what it should, can it be gamed?
 
-A run's time is the sum of its steps.  Steps are autocorrelated, AR(1) with 0.6 and 1 % each, and every run has an
-effect of its own of 0.08 %, as measured between repeats on one machine.  Seeds are fixed: these tests never flicker.
+Seeds are fixed: these tests never flicker.
 """
 
 import itertools
@@ -17,25 +16,6 @@ from bench.base.paths import REPO
 from bench.compare.verdict import compare_rows
 from bench.record import run_folder
 from bench.record.rows import row_of
-
-NUM_STEPS, STEP_MS = 200, 50.0
-RUN_CV, STEP_CV, PHI = 0.0008, 0.01, 0.6
-# of a run's total: its own effect, and the mean of 200 AR(1) steps, whose variance is (1 + phi) / (1 - phi) larger
-TOTAL_CV = math.sqrt(RUN_CV**2 + STEP_CV**2 / NUM_STEPS * (1 + PHI) / (1 - PHI))
-
-
-def simulated_steps(rng, *shape):
-    """Step times in ms, the last axis being the steps of one run."""
-    noise = numpy.empty((*shape, NUM_STEPS))
-    noise[..., 0] = rng.standard_normal(shape)
-    shocks = rng.standard_normal((*shape, NUM_STEPS)) * math.sqrt(1 - PHI**2)
-    for step in range(1, NUM_STEPS):
-        noise[..., step] = PHI * noise[..., step - 1] + shocks[..., step]
-    return STEP_MS * (1 + RUN_CV * rng.standard_normal((*shape, 1))) * (1 + STEP_CV * noise)
-
-
-def simulated_s(rng, *shape):
-    return simulated_steps(rng, *shape).sum(-1) / 1e3
 
 
 def p_of(a_s, b_s):
@@ -63,12 +43,6 @@ def rows(arm, times_s):
     ]
 
 
-def verdict(a_s, b_s, plan=None):
-    comparison = compare_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
-    assert "order-confounded" not in comparison["flags"]
-    return comparison["verdict"]
-
-
 @pytest.fixture
 def deciding_alone(monkeypatch):
     """What is shown beside a verdict and decides nothing is not computed: it takes nine tenths of the time."""
@@ -76,48 +50,22 @@ def deciding_alone(monkeypatch):
 
 
 def test_intervals_and_the_smallest_difference_decide_nothing(monkeypatch):
-    times_s = simulated_s(numpy.random.default_rng(8), 40, 2, 3)
+    times_s = numpy.exp(0.0016 * numpy.random.default_rng(8).standard_normal((40, 2, 3)))
     times_s[:, 1] *= numpy.linspace(0.98, 1.02, 40)[:, None]
-    whole = [verdict(a, b) for a, b in times_s]
+    races = [[rows(arm, times) for arm, times in zip("AB", race, strict=True)] for race in times_s]
+    whole = [compare_rows(*arms, floor_pct=0.1)["verdict"] for arms in races]
     verdicts.decide_alone(monkeypatch.setattr)
-    assert [verdict(a, b) for a, b in times_s] == whole
+    assert [compare_rows(*arms, floor_pct=0.1)["verdict"] for arms in races] == whole
     assert set(whole) == {"faster", "slower", "equivalent", "inconclusive"}
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-def test_identical_code_is_called_different_in_at_most_7_of_100_tests_at_5_pct(n):
-    times_s = simulated_s(numpy.random.default_rng(n), 1500, 2, n)
-    rate = numpy.mean([p_of(a, b) < 0.05 for a, b in times_s])
-    assert rate <= 0.07
-    assert n == 2 or rate >= 0.03  # and it is no test that never fires; with 2 a side Welch is cautious
-
-
-def test_the_verdict_itself_cries_wolf_less_often_than_the_test(deciding_alone):
-    """The noise is ten times as large: with less, what differs by chance is inside the margin, and equivalent."""
-    times_s = simulated_s(numpy.random.default_rng(1), 400, 2, 5)
-    answers = [verdict(a, b) for a, b in times_s]
-    assert numpy.mean([kind in ("faster", "slower") for kind in answers]) <= 0.02 and answers.count("equivalent") > 350
-    answers = [verdict(a**10, b**10) for a, b in times_s]
-    assert numpy.mean([kind in ("faster", "slower") for kind in answers]) <= 0.07
-    assert answers.count("faster") > 0 < answers.count("slower")
-
-
-@pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (10, 0.80), (3, 0.70)])
+@pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (3, 0.70)])
 def test_a_change_as_small_as_the_detectable_one_is_found_in_80_of_100(n, promised):
     """With 3 a side it is found in 70: Welch's degrees of freedom are then a guess, as base/stats.py says."""
-    rng = numpy.random.default_rng(10 + n)
-    change = stats.smallest_difference((TOTAL_CV, TOTAL_CV), (n, n))
-    times_s = simulated_s(rng, 1500, 2, n)
-    times_s[:, 1] *= math.exp(change)
-    power = numpy.mean([p_of(a, b) < 0.05 for a, b in times_s])
+    values = numpy.random.default_rng(10 + n).standard_normal((1500, 2, n))
+    values[:, 1] += stats.smallest_difference((1.0, 1.0), (n, n))
+    power = numpy.mean([stats.welch(a.tolist(), b.tolist()).p < 0.05 for a, b in values])
     assert power == pytest.approx(promised, abs=0.035)  # 3 standard errors of 1,500 simulations
-
-
-def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_either(deciding_alone):
-    """1 % slower, far beyond the margin of 0.5 %: slower each time.  0.5 %: equivalent in about 5 of 100."""
-    times_s = simulated_s(numpy.random.default_rng(4), 800, 2, 10)
-    assert {verdict(a, 1.01 * b) for a, b in times_s[:50]} == {"slower"}
-    assert numpy.mean([verdict(a, 1.005 * b) == "equivalent" for a, b in times_s]) <= 0.065
 
 
 # ---- noise, floor and margin
@@ -276,22 +224,3 @@ def test_a_null_race_repeated_up_to_five_times_is_won_in_at_most_5_of_100(decidi
     """n=None: n=auto:3-20.  Without the weight of earlier races it was 13 of 100."""
     rng = numpy.random.default_rng(38)
     assert numpy.mean([verdicts.repeated(rng, n, 5, number) for number in range(300)]) <= 0.05
-
-
-def test_looking_after_every_run_cries_wolf_and_the_plan_does_not_let_it(deciding_alone):
-    """Stopping at the first p < 0.05 from 3 to 20 runs a side: over 12 in 100.  A plan of n = 20 decides at 20."""
-    times_s = simulated_s(numpy.random.default_rng(5), 300, 2, 20)
-    significant = [any(p_of(a[:n], b[:n]) < 0.05 for n in range(3, 21)) for a, b in times_s]
-    assert numpy.mean(significant) > 0.12
-    plan = {"n": 20}
-    tempted = [pair for pair, was_significant in zip(times_s, significant, strict=True) if was_significant][:8]
-    assert all(verdict(a[:n], b[:n], plan) == "inconclusive" for a, b in tempted for n in range(3, 20))
-    planned = [verdict(a, b, plan) in ("faster", "slower") for a, b in times_s]
-    assert numpy.mean(planned) <= 0.07
-
-
-def test_declared_looks_share_the_level_so_that_all_together_cry_wolf_in_at_most_7_of_100(deciding_alone):
-    times_s = simulated_s(numpy.random.default_rng(7), 120, 2, 20)
-    plan = {"n": 20, "looks": [5, 10, 20]}
-    alarms = [any(verdict(a[:n], b[:n], plan) in ("faster", "slower") for n in plan["looks"]) for a, b in times_s]
-    assert numpy.mean(alarms) <= 0.07

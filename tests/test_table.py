@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -290,23 +289,6 @@ def test_runs_that_are_no_repeats_are_not_pooled(results, capsys, change):
     add(results, 0)
     add(results, 1, **change)
     assert [group["n"] for group in as_json(capsys, "--group")] == [1, 1]
-
-
-# ---- size and speed
-
-
-def test_a_thousand_runs_are_listed_grouped_and_sorted_right(results, capsys):
-    """val_loss 4 + seed/1000 for seeds 0..999: mean 4.4995, sd sqrt(n (n + 1) / 12) / 1000 of 1,000 equal steps."""
-    for seed in range(1000):
-        add(results, seed, metrics={"val_loss": 4 + seed / 1000}, track="cpu_nano" if seed % 2 else "free")
-    rows = as_json(capsys, "--sort", "-val_loss")
-    assert [row["seed"] for row in rows] == list(range(999, -1, -1))
-    nano, free = sorted(as_json(capsys, "--group"), key=lambda group: group["track"])
-    assert (nano["n"], free["n"]) == (500, 500)
-    assert nano["val_loss_mean"] == pytest.approx(4.5)  # seeds 1, 3, ... 999
-    assert nano["val_loss_sd"] == pytest.approx(2 * math.sqrt(500 * 501 / 12) / 1000)  # steps of 2/1000
-    assert table.main([]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1002
 
 
 def test_the_table_imports_no_heavy_library():

@@ -495,22 +495,6 @@ def test_a_run_on_two_gpus_is_recorded_with_its_energy_by_step(seen):
     json.dumps(summary)
 
 
-def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_path):
-    watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {}})
-    scenario = tmp_path / "gpus.txt"
-
-    def lose(step):
-        if step == 1:
-            stand_in.write(scenario, {"GPU-a": PROBED | {"lost": 1}, "GPU-b": PROBED})
-
-    train(watch, context, after_step=lose)
-    assert watch.instruments == [telemetry]
-    (warning,) = watch.warnings
-    assert (warning["instrument"], warning["edge"]) == ("telemetry", "run")
-    assert warning["error"].startswith("gpu0 was lost")
-    assert telemetry.summary()["run_energy_j"] is None or telemetry.summary()["energy_from"] == "power"
-
-
 def test_an_xid_is_noted_at_once_and_warned_of_once(seen, tmp_path):
     watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {}})
     (tmp_path / "logs").mkdir()
