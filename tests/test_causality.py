@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import models
 from bench.record import validity
 from bench.training import causality
+from bench.training import model as run_model
 
 SHAPE = {"vocab_size": 64, "seq_len": 16, "num_layers": 2, "num_heads": 2, "width": 32}
 CPU = torch.device("cpu")
@@ -386,6 +387,17 @@ def test_every_track_of_fineweb_has_a_bound_below_its_target():
         config = compose.compose([f"track={path.stem}"])
         if config.data.source == "hub":
             assert config.track.rules.implausible_val_loss < (config.goal.target_val_loss or 3.28)
+
+
+def test_a_model_that_chooses_tf32_itself_is_recorded_and_ends_no_run():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        assert run_model.kernel_facts()["float32_matmul_precision"] == "high"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert run_model.kernel_facts()["float32_matmul_precision"] == "highest"
 
 
 def test_kernels_are_as_asked_and_the_record_says_which(tmp_path):

@@ -124,7 +124,7 @@ def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_asked_wrongly_is_refused(monkeypatch):
-    monkeypatch.setattr(doctor.gpus, "num_visible", lambda: 0)
+    monkeypatch.setattr(doctor.gpus, "visible", list)
     with pytest.raises(ValueError, match="hardware.device=cuda: this machine shows no NVIDIA GPU"):
         doctor.main(["hardware=cuda", "--quick", "hardware.num_processes=1"])
     with pytest.raises(ValueError, match="is not a setting"):

@@ -145,7 +145,7 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
 def test_a_machine_without_a_driver_has_no_gpu_and_says_why(machine):
     machine(init_error="NVML Shared Library Not Found")
     assert gpus.nvml_facts() == {"driver": None, "gpus": [], "nvml": "NVML Shared Library Not Found"}
-    assert gpus.num_visible() == 0
+    assert len(gpus.visible()) == 0
 
 
 @pytest.mark.parametrize(
@@ -218,12 +218,13 @@ def test_what_a_board_does_not_support_is_None_and_noted_once(machine):
 def test_visible_gpus_are_those_that_cuda_would_show(visible, order, machine):
     assert gpus.visible_order(UUIDS, visible) == order
     machine(["A", "B", "C"], visible=visible)
-    assert gpus.num_visible() == len(order)
+    assert len(gpus.visible()) == len(order)
 
 
 def test_a_mig_slice_counts_as_the_gpu_it_is_part_of(machine):
     machine(["A", "B"], visible="MIG-1234abcd-0", mig=True)
     assert [gpu["visible"] for gpu in gpus.nvml_facts()["gpus"]] == [None, 0]
+    assert prepare.this_machine().gpu_memory_gib is None  # the slice's, which NVML's GPU does not have
 
 
 # ---- the summary of a run

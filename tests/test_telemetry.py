@@ -204,6 +204,17 @@ def test_gpus_are_found_by_uuid_and_not_by_their_number(tmp_path, library):
     assert {(row["device"], row["power_w"]) for row in rows} == {("gpu0", 300), ("gpu1", 100)}
 
 
+def test_the_energy_of_some_of_a_runs_gpus_is_not_the_runs(seen, monkeypatch):
+    watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {}})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as srun --gpus-per-task=1 shows each rank its own
+    train(watch, context)
+    summary = telemetry.summary()
+    assert [summary[name] for name in ("energy_j", "run_energy_j", "mean_power_w", "energy_agrees")] == [None] * 4
+    assert "energy_j" not in telemetry.columns() and summary["by_device"]["gpu0"]["mean_power_w"] == 500
+    (warning,) = watch.warnings
+    assert "NVML shows this process 1 of the run's 2 GPUs" in warning["error"]
+
+
 def test_limits_slowdowns_and_foreign_processes_are_doubts_with_their_figures(tmp_path, library):
     gpus = {"GPU-a": {"reasons": 0x40, "num_processes": 3}, "GPU-b": {"limit_mw": 350_000}}
     _, summary = sampled(tmp_path, library, gpus)

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         settings = [word for word in arguments if "=" in word]
         names = [word for word in arguments if word not in settings]
         return rehearsal(names, settings, args.gpu, 0 if args.full else rehearse.NUM_LAYERS, args.json)
-    machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
+    machine = schema.Machine(len(gpus.visible()), environment.usable_cpus())
     hardware = compose.compose(args.overrides, machine).hardware
     resolve.resolve_hardware(hardware, machine)
     env = environment.environment()

@@ -14,6 +14,7 @@ from bench.record.shape import Section
 
 ACCOUNT = "traces/ops/look_account"
 NUM_LINES = 5
+NO_KERNELS = "its traces hold no kernel (CUPTI saw none, as in WSL), so not where the time of the GPU goes"
 OF_THE_RUN = ("bad_data", "folder_removed")  # kinds of failures that concern the run before the look
 
 
@@ -44,6 +45,9 @@ def explain(folder: Path, run: Section) -> None:
         atomic.write_json(folder / f"{ACCOUNT}.json", answer, durable=False)
         look["files"] = [*look["files"], f"{ACCOUNT}.txt", f"{ACCOUNT}.json"]
         look["step_ms"] = answer["step_ms"]
+        if run["environment"]["gpus"] and answer["of"] == "host":  # what the host does beside a GPU costs no time
+            run["warnings"].append(warning(NO_KERNELS))
+            return
         look["next"] = [
             {"place": document.evidence(line)} | {key: line[key] for key in ("gain_ms", "gain_pct", "advice")}
             for line in answer["next"][:NUM_LINES]

@@ -256,7 +256,9 @@ class _Launch:
                 beat_s = self._beat(beat_s)
                 if failure := limits.exceeded(progress):
                     return None, failure
-            ranks.write_failures(self._folder, group.failures)
+            if group.failures:
+                with contextlib.suppress(OSError):  # failures.classify() reads it
+                    atomic.write_json(self._folder / "logs/agent.json", {"failures": group.failures}, durable=False)
             if guard.strays:
                 why = f"its guard was killed, and {', '.join(guard.strays)} went on: it has been ended"
                 return group.exit_code(), failures.failure(failures.ESCAPED, why, step=failures.last_step(self._folder))

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from bench.base import atomic
 from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
@@ -339,13 +338,6 @@ def started(
         place = Place(num_ranks, num_ranks, master=(LOOPBACK, port), **how)
         with Group(guarded, place, folder, env, program, confined=confined) as group:
             yield group
-
-
-def write_failures(folder: Path, failed: list[dict[str, Any]]) -> None:
-    """Writes Group.failures to folder/logs/agent.json, for failures.classify()."""
-    if failed:
-        with contextlib.suppress(OSError):
-            atomic.write_json(folder / "logs" / "agent.json", {"failures": failed}, durable=False)
 
 
 def failures_of_report(text: str, monotonic_s: float) -> list[dict[str, Any]]:

@@ -47,11 +47,6 @@ def visible() -> list[Facts]:
     return [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] is not None]
 
 
-def num_visible() -> int:
-    """Returns how many GPUs CUDA would show a process started here; 0 without driver or GPU."""
-    return len(visible())
-
-
 class Device(NamedTuple):
     """A visible GPU, for a run that needs exclusive use of it."""
 
@@ -229,7 +224,8 @@ def _gpu(nvml: Any, handle: Any) -> Facts:
             unsupported.append(what)
             return None
 
-    memory, ecc, mig, processes = ask("MemoryInfo"), ask("EccMode"), ask("MigMode"), ask("ComputeRunningProcesses")
+    ecc, mig, processes = ask("EccMode"), ask("MigMode"), ask("ComputeRunningProcesses")
+    memory = None if mig and mig[0] else ask("MemoryInfo")  # a run in a slice of the GPU has only a part of it
     capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
     reasons, rows = ask("CurrentClocksEventReasons"), ask("RemappedRows")
     return {

@@ -55,8 +55,12 @@ def choose_kernels(hardware: HardwareConfig) -> None:
 
 def kernel_facts() -> dict[str, str | list[str]]:
     """Returns this process's settings for run.json["measured"], beside the backends that attention really used."""
+    try:
+        precision = torch.get_float32_matmul_precision()  # highest is float32, high TF32 on a GPU
+    except RuntimeError:  # a model has set what is read here, and torch answers in one of the two ways only
+        precision = cuda.matmul.fp32_precision
     return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),  # highest is float32, high TF32 on a GPU
+        "float32_matmul_precision": precision,
         "sdpa_enabled": [name for name, (_, enabled) in SDPA.items() if enabled()],
     }
 

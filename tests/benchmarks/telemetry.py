@@ -20,7 +20,7 @@ TARGET_PCT = 3
 
 def measure(num_fake=8, interval_ms=100, host_interval_ms=1000, seconds=8.0):
     """Yields (what, measured, sign, target) of each figure."""
-    from bench.machine.gpus import num_visible
+    from bench.machine.gpus import visible
 
     measured = [("the host", [], 0, host_interval_ms, {})]
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ def measure(num_fake=8, interval_ms=100, host_interval_ms=1000, seconds=8.0):
             measured.append((f"{num_fake} GPUs of a stand-in", uuids, num_fake, interval_ms, stand_in))
         else:
             print("telemetry: no C compiler, so no GPUs of a stand-in", file=sys.stderr)
-        if num_real := num_visible():
+        if num_real := len(visible()):
             measured.append((f"{num_real} real GPU(s)", [], num_real, interval_ms, {}))
         for what, uuids, num_devices, every_ms, env in measured:
             pct = _cpu_pct(folder, uuids, num_devices, every_ms, seconds, env)

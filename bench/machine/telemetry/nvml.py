@@ -171,10 +171,8 @@ def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list
             uuids = [known[num] for num in visible_order(known, requested_devices(nvml))][:num_devices]
     except nvml.NVMLError as error:
         return [], [f"NVML: {error}"]
-    gpus = []
-    for num, uuid in enumerate(uuids):
-        if uuid in by_uuid:
-            gpus.append(Gpu(nvml, by_uuid[uuid], f"gpu{num}"))
-        else:
-            warnings.append(f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it")
+    gpus = [Gpu(nvml, by_uuid[uuid], f"gpu{num}") for num, uuid in enumerate(uuids) if uuid in by_uuid]
+    if len(gpus) < num_devices:
+        shown = f"NVML shows this process {len(gpus)} of the run's {num_devices} GPUs"
+        warnings.append(f"{shown}: what they use together is unknown")
     return gpus, warnings

@@ -133,6 +133,7 @@ class Sampler:
     ):
         self.family = Family(root_pid)
         self.gpus, self.warnings = nvml.open_gpus(uuids, num_devices) if num_devices else ([], [])
+        self.sees_all = len(self.gpus) >= num_devices
         self.devices: Sequence[nvml.Gpu | Host] = self.gpus or [Host(self.family)]
         self.interval_ms = interval_ms if self.gpus else host_interval_ms
         self.num_samples = {device.name: 0 for device in self.devices}
@@ -204,6 +205,7 @@ class Sampler:
                 self.warnings.append(f"{gpu.name}: {gpu.num_failed_calls} calls of NVML failed")
         return {
             "source": "nvml" if self.gpus else "host",
+            "sees_all": self.sees_all,  # whether the rows are of all GPUs of the node's ranks
             "interval_ms": self.interval_ms,
             "num_samples": self.num_samples,
             "num_missed_ticks": self.num_missed,

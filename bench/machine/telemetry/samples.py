@@ -240,6 +240,8 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
     whole_j = spans_j(samples, [(started["t_ns"], stopped["t_ns"])])
     counter_j = counted_j(started["energy_j"], stopped["energy_j"])
     train_j = spans_j(samples, spans)
+    if not report.get("sees_all", True):  # the energy of some of the GPUs is not the run's
+        whole_j = counter_j = train_j = None
     counted = counter_j is not None and bool(whole_j)
     if train_j is not None and counter_j is not None and whole_j:
         train_j *= counter_j / whole_j

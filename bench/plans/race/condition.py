@@ -48,7 +48,7 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
 
     mode: of MODES; when: before or after. Raises ValueError for faults before the race if the mode is refuse.
     """
-    machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
+    machine = schema.Machine(len(gpus.visible()), environment.usable_cpus())
     hardware = [setup for arm in arms.values() if (setup := _hardware(arm, machine)) is not None]
     is_on_gpu = any(setup.device == "cuda" for setup in hardware)
     if not hardware or mode == "off" or mode == "auto" and not is_on_gpu:
