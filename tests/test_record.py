@@ -114,19 +114,26 @@ def test_a_folder_without_a_record_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "boot, ticks, age_s, status",
+    "boot, ticks, age_s, written_s, status",
     [
-        ("ab12ab12ab12ab12", 99887766, 1e6, "running"),  # however old its heartbeat: the process is there
-        ("ab12ab12ab12ab12", None, 0.0, "aborted"),  # no such process
-        ("ab12ab12ab12ab12", 5, 0.0, "aborted"),  # its pid now belongs to another
-        ("another", 99887766, 59.0, "running"),
-        ("another", 99887766, 61.0, "aborted"),
-        ("another", 99887766, -599.0, "running"),
-        ("another", 99887766, -601.0, "aborted"),
+        ("ab12ab12ab12ab12", 99887766, 1e6, 1e6, "running"),  # however old its heartbeat: the process is there
+        ("ab12ab12ab12ab12", None, 0.0, 0.0, "aborted"),  # no such process
+        ("ab12ab12ab12ab12", 5, 0.0, 0.0, "aborted"),  # its pid now belongs to another
+        ("another", 99887766, 59.0, 59.0, "running"),
+        ("another", 99887766, 61.0, 61.0, "aborted"),
+        ("another", 99887766, 600.0, 10.0, "running"),  # this machine's clock is ahead of the launcher's
+        ("another", 99887766, 601.0, 10.0, "aborted"),  # a copy of an old record
+        ("another", 99887766, -3600.0, 10.0, "running"),
+        ("another", 99887766, -3600.0, 61.0, "aborted"),
     ],
 )
-def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, monkeypatch, boot, ticks, age_s, status):
+def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(
+    folder, monkeypatch, boot, ticks, age_s, written_s, status
+):
+    """age_s: of the heartbeat by this machine's clock, written_s: of run.json by the file system's."""
     before = edit(folder, status="running", ended_at=None)
+    now_s = time.time()
+    os.utime(folder / "run.json", (now_s - written_s,) * 2)
     monkeypatch.setattr(processes, "boot_id_hash", lambda: boot)
     monkeypatch.setattr(processes, "start_ticks", lambda pid: ticks)
     monkeypatch.setattr(run_folder.time, "time", lambda: HEARTBEAT_S + age_s)

@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import real_runs
@@ -343,3 +345,18 @@ def test_a_controller_that_does_not_answer_is_waited_for_and_said_once(tmp_path,
     assert capsys.readouterr().out.count("the controller does not answer, and is waited for") == 1
     with pytest.raises(ValueError, match="job 7: SLURM no longer lists it"):
         room._state("7")
+
+
+def test_two_jobs_submitted_in_one_second_share_no_script_and_no_log(tmp_path, monkeypatch):
+    submitted, at = [], datetime(2026, 11, 28, 5, 19, tzinfo=UTC)
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setattr(room, "datetime", SimpleNamespace(now=lambda zone: at))
+    monkeypatch.setattr(room, "_submit", lambda path: submitted.append(path) or "7")
+    monkeypatch.setattr(room, "_follow", lambda job_id, log, signals: ("COMPLETED", 0))
+    for verb in ("doctor", "table"):
+        assert room.go(verb, room.request_from([verb, "cluster=slurm"])) == 0
+    first, second = submitted
+    assert first != second and " doctor " in first.read_text() and " table " in second.read_text()
+    for script in submitted:
+        assert script.name.startswith("20261128T051900Z-") and script.stat().st_mode & 0o044 == 0o044
+        assert f"#SBATCH --output={script.with_suffix('.log')}" in script.read_text()

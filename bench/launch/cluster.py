@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -97,10 +98,11 @@ def script_of(verb: str, want: Request, log: Path) -> str:
 
 def go(verb: str, want: Request) -> int:
     """Submits the job, follows it to its end and lists its records.  Returns its exit code, 1 if it was ended early."""
-    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
-    folder = results_root() / FOLDER
-    path, log = (folder / f"{stamp}.sh").absolute(), (folder / f"{stamp}.log").absolute()
+    folder = results_root().absolute() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(".sh", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}-", folder)  # no other job's
+    os.close(fd)
+    path, log = Path(name), Path(name).with_suffix(".log")
     atomic.write_text(path, script_of(verb, want, log))
     before = set(_folders())
     job_id = _submit(path)
@@ -118,8 +120,7 @@ def go(verb: str, want: Request) -> int:
         if (run.get("launched_by") or {}).get("job_id") == job_id:
             say("slurm", f"{run['status']}: {shown(folder_of_run)}", always=True)
     if state != "COMPLETED":
-        remedy = REMEDIES.get(state, "")
-        say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}{remedy}", always=True)
+        say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}{REMEDIES.get(state, '')}", always=True)
     return exit_code or (0 if state == "COMPLETED" else 1)
 
 

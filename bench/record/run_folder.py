@@ -117,7 +117,7 @@ def read(folder: Path | str) -> Record:
     """Reads the record of a run folder, upgraded, through effective().  ValueError if it is missing or damaged."""
     run = read_raw(folder)
     with reading_record(folder):
-        return effective(run)
+        return effective(run, folder)
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> Record:
@@ -154,11 +154,11 @@ def _check_kinds(path: str, run: Record) -> None:
             raise Damaged(f"{path}: referee cannot be read ({error!r}): the file was damaged, restore it") from None
 
 
-def effective(run: Record) -> Record:
+def effective(run: Record, folder: Path | str) -> Record:
     """Returns a record whose status is running although its launcher is gone as aborted, and any other unchanged.
 
     The launcher is gone if, on the same boot, no process has its pid and start time.  On another machine or boot, it is
-    if its last heartbeat is more than STALE_HEARTBEAT_S old, or more than MAX_CLOCK_SKEW_S in the future.
+    if its last heartbeat is more than STALE_HEARTBEAT_S old; up to MAX_CLOCK_SKEW_S by the file system's clock too.
     """
     if run["status"] != "running":
         return run
@@ -169,9 +169,9 @@ def effective(run: Record) -> Record:
         why = f"its launcher, process {launcher['pid']}, is no longer there"
     else:
         age_s = time.time() - utc.seconds(run.get("heartbeat_at") or run["started_at"] or "")
+        if abs(age_s) > STALE_HEARTBEAT_S and age_s <= MAX_CLOCK_SKEW_S:
+            age_s = atomic.clock_s(Path(folder).parent) - os.stat(os.path.join(folder, "run.json")).st_mtime
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
-        if age_s < -MAX_CLOCK_SKEW_S:
-            gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
     return killed(run, f"run.json says running, but {why}") if gone else run
 
 

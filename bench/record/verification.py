@@ -106,7 +106,7 @@ def says_where_it_comes_from(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 def is_complete(files: RunFiles, run: Record) -> tuple[bool, str]:
     """The run completed."""
-    shown = run_folder.effective(run)
+    shown = run_folder.effective(run, files.folder)
     why = f", {failure['kind']}" if (failure := shown["failure"]) else ""
     return shown["status"] == "complete", f"status {shown['status']}{why}"
 

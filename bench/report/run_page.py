@@ -70,7 +70,7 @@ def document(
 ) -> Document:
     """Returns the Document from which html() makes the page."""
     folder, at = Path(folder), Path(at or folder)
-    run = run_folder.effective(run_folder.read(folder))
+    run = run_folder.read(folder)
     rows, events = step_files.read(folder), step_files.read_events(folder)
     origin = run_facts.made_of(run)
     log = [run_facts.imported_section(run), run_facts.unknown_section(run)] if run_facts.is_imported(run) else []
@@ -126,7 +126,7 @@ def block(folder: Path | str) -> str:
 
 
 def _block(folder: Path | str) -> str:
-    run = run_folder.effective(run_folder.read(folder))
+    run = run_folder.read(folder)
     env, source = run["environment"], run["code"].get("source_sha256")
     machine = f"{run_facts.device(env) or 'unknown machine'}, torch {env.get('torch') or 'unknown'}"
     facts = (run["name"], run["track"], sentence(run), run["run_id"], machine)

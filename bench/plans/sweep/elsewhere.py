@@ -74,7 +74,7 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
             raise
         finally:
             jobs.finish_lost(folder)
-            finish_gone(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
+            finish_gone(folder, lambda run, path: run_folder.effective(run, path)["status"] != "running", KILLED)
 
 
 class Jobs:
@@ -158,7 +158,7 @@ class Jobs:
         if known is None:
             return
 
-        def is_gone(run: Record) -> bool:
+        def is_gone(run: Record, path: Path) -> bool:
             job_id = (run.get("launched_by") or {}).get("job_id")
             return job_id is not None and job_id not in known
 
@@ -216,11 +216,11 @@ def _runs(folder: Path) -> list[tuple[Path, Record]]:
     return [(path, run) for path, run in records if (run.get("sweep") or {}).get("sweep_id") == folder.name]
 
 
-def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:
-    """Finishes the records of the sweep with status running for which is_gone(record): no process is left to do it.
+def finish_gone(folder: Path, is_gone: Callable[[Record, Path], bool], why: str) -> None:
+    """Finishes the records of the sweep with status running for which is_gone(record, folder): no process is left.
 
     why: for the records.
     """
     for path, run in _runs(folder):
-        if run["status"] == "running" and is_gone(run):
+        if run["status"] == "running" and is_gone(run, path):
             failures.write_launcher_killed(path, why)
