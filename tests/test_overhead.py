@@ -62,12 +62,14 @@ def test_what_has_no_target_has_no_verdict(capsys):
 
 
 @pytest.mark.slow
-def test_the_rehearsal_measures_everything_and_judges_nothing():
-    command = [sys.executable, "tests/benchmarks", "gpu", "--rehearse", "--json"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    rows = {row["what"]: row for row in json.loads(done.stdout)}
-    assert all("rehearsal on a CPU" in what and row["target"] is None for what, row in rows.items())
-    assert all(row["measured"] > 0 for row in rows.values())
-    assert len(rows) == 6 + 8 + 4 + 6  # ratios and rates of one process; of two that reduce gradients
-    assert "failed" not in done.stderr
+def test_what_a_gpu_is_asked_is_answered_in_a_rehearsal(tmp_path):
+    command = [sys.executable, ".ci/gpu", "truth", "speed", "--rehearse", "--minutes=15", f"--out={tmp_path}"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=1000)
+    checks = {row["what"]: row for row in json.loads((tmp_path / "checks.json").read_text())}
+    assert " cut after" not in done.stdout and "not run" not in done.stdout, done.stdout
+    speed = {what: row for what, row in checks.items() if "rehearsal on a CPU" in what}
+    assert all(row["target"] is None and row["measured"] > 0 for row in speed.values())
+    assert len(speed) == 6 + 8 + 4 + 6  # ratios and rates of one process; of two that reduce gradients
+    assert "failed" not in (tmp_path / "15-speed.log").read_text()
+    exact = [what for what in checks if what.endswith(("as expected", "exit code", "a look changed"))]
+    assert len(exact) == 8 + 6 + 1 and all(rows.Row(**checks[what]).verdict == "met" for what in exact), checks

@@ -2,7 +2,8 @@
 
 PART: overhead (of the training loop), results, telemetry, harness (the default ones), slope (table over 100,000
 records) and trace (installs HolisticTraceAnalysis), which take minutes.
-Alone: gpu [--rehearse] [--json] races the harness against plain loops on a GPU; a rehearsal is nano-sized (gpu.py).
+Alone: gpu [--rehearse] [--json] [--minutes=N] races the harness against plain loops on a GPU; a rehearsal is
+nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 inputs [NUM_STEPS [SEED]] makes each input of each verb something else (inputs.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
@@ -28,8 +29,9 @@ def main(parts):
     if parts == ["--hta-python"]:
         print(importlib.import_module("benchmarks.trace").hta_python())
         return 0
-    if parts[:1] == ["gpu"] and {*parts[1:]} <= {"--rehearse", "--json"}:
-        rows = importlib.import_module("benchmarks.gpu").measure("--rehearse" in parts)
+    if parts[:1] == ["gpu"]:
+        limits = [float(part.partition("=")[2]) for part in parts if part.startswith("--minutes=")]
+        rows = importlib.import_module("benchmarks.gpu").measure("--rehearse" in parts, *limits)
         return show(rows, "--json" in parts)
     if parts[:1] in (["faults"], ["inputs"], ["nanogpt"], ["rounding"]):
         return show(importlib.import_module(f"benchmarks.{parts[0]}").measure(*parts[1:]))

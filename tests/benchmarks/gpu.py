@@ -1,4 +1,4 @@
-"""What a GPU says of the harness, in one interleaved run of under 25 minutes: against plain loops, and its own cost.
+"""What a GPU says of the harness, in one interleaved run of 20 minutes or less: against plain loops, and its own cost.
 
 Where there are several, gpu_ranks.py races ways of reducing gradients over all of them before: under 15 minutes more.
 A rehearsal does all of it at nano size on a CPU, so that on a GPU everything but the figures is known: its own figures
@@ -11,20 +11,17 @@ checkpoints and validation, for one process.  B batch, T tokens
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 import models
-from bench.base.units import GIB
-from bench.machine.gpus import num_visible, nvml_facts
+from bench.machine.gpus import nvml_facts, visible
 from bench.machine.peak_rates import peak_flops
 from bench.training.instruments.base import InstrumentSet
 from bench.training.memory import History
@@ -158,7 +155,7 @@ def muon_update(grad, momentum, mu=0.95):
     return (X.mT if tall else X) * max(1, grad.size(0) / grad.size(1)) ** 0.5
 
 
-MOST_MINUTES = 20.0  # of rounds, from the start; what is compiled before is in it, the snapshot after is not
+MOST_MINUTES = 20.0  # of rounds, from the start; what is compiled before is in it
 MOST_REDUCER_MINUTES = 5.0  # of rounds
 MAX_ROUNDS = 30
 NUM_BLOCK_STEPS = 2  # a step is about a second on one H200 (estimate)
@@ -186,8 +183,11 @@ class Size:
     muon: str  # optim.muon_batched of the fast one
 
 
-def measure(rehearse: bool = False) -> list[tuple]:
-    """Returns a rows.Row (what, measured, sign, target, interval) of each figure; [] without GPU and rehearsal."""
+def measure(rehearse: bool = False, minutes: float = MOST_MINUTES) -> list[tuple]:
+    """Returns a rows.Row (what, measured, sign, target, interval) of each figure; [] without GPU and rehearsal.
+
+    minutes: no round but the first five begins later; those of several GPUs together come before.
+    """
     gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
     if not gpus and not rehearse:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
@@ -196,20 +196,19 @@ def measure(rehearse: bool = False) -> list[tuple]:
     reducer_rows = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
     started_s = time.perf_counter()
     with Contest(size) as contest:
-        times_s = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
+        times_s = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * minutes)
         rows = [_ratio(times_s, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= times_s.keys()]
         peak = None if rehearse else peak_flops(where, "bfloat16")
         if peak is None and not rehearse:
             print(f"gpu: no peak is known for {where}, so no MFU", file=sys.stderr)
         rows += _rates(contest, times_s, peak, where)
-        rows += contest.snapshot_rows(where)
     print(f"gpu: {len(times_s['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
     return rows + reducer_rows
 
 
 def _reducers(size, where, rehearse):
     """The rows of gpu_ranks.py, of as many GPUs as divide a step; in a rehearsal of two processes."""
-    world_size = 2 if rehearse else 2 ** (num_visible().bit_length() - 1)  # 7 -> 4
+    world_size = 2 if rehearse else 2 ** (len(visible()).bit_length() - 1)  # 7 -> 4
     if world_size == 1:
         print("gpu: one GPU has no gradients to reduce", file=sys.stderr)
         return []
@@ -238,7 +237,7 @@ class Contest:
     """All contestants, built and warm: blocks is {name: seconds of NUM_BLOCK_STEPS steps of it, anew at each call}."""
 
     def __init__(self, size):
-        self.size, self._folder = size, tempfile.TemporaryDirectory()
+        self.size = size
 
         def ours(*overrides):
             made = Loops(["track=free", *size.overrides, *overrides], NUM_BLOCK_STEPS)
@@ -278,28 +277,11 @@ class Contest:
         self._history.stop()
         for ours in self._ours:
             ours.close()
-        self._folder.cleanup()
 
     def rounds(self, max_rounds: int, until_s: float) -> dict[str, list[float]]:
         """Returns overhead.measured() of all contestants; it stops once time.perf_counter() is until_s."""
         blocks = {name: lambda name=name: self._seconds_of(name) for name in self.blocks}
         return overhead.measured(blocks, max_rounds, lambda: time.perf_counter() > until_s)
-
-    def snapshot_rows(self, where: str) -> list[tuple]:
-        """What it takes to write a memory snapshot of two steps; nothing without a GPU, which keeps no history."""
-        if "gpt2 with memory history" not in self.blocks:
-            return []
-        path = Path(self._folder.name) / "snapshot.pickle"
-        self._history.start()
-        self.gpt2.train(self.gpt2.plain)
-        started_s = time.perf_counter()
-        num_bytes = self._history.dump(path)
-        spent_s = time.perf_counter() - started_s
-        self._history.stop()
-        return [
-            (f"memory snapshot of {NUM_BLOCK_STEPS} steps, s to write ({where})", spent_s, None, None),
-            (f"memory snapshot of {NUM_BLOCK_STEPS} steps, GiB ({where})", num_bytes / GIB, None, None),
-        ]
 
     def _with_history(self):
         self._history.start()
