@@ -59,6 +59,3 @@ class Answer:
         page = self._page()
         srcdoc, title = html.escape(page.html()), html.escape(page.title)
         return f'<iframe style="{style}" title="{title}" srcdoc="{srcdoc}"></iframe>'
-
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.api.answers import Answer
-from bench.api.tables import Named, names_of
+from bench.api.tables import Named, names_for, names_of
 from bench.base.text_table import counted
 from bench.claims import claim as claims
 from bench.claims import claim_folder
@@ -25,8 +25,8 @@ class Judgement(Answer):
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.accepted: bool | None = facts["accepted"]
         self.rules: list[dict[str, Any]] = facts["rules"]  # rule, passed (None: does not apply), evidence
-        state = {True: "accepted", False: "refused", None: "not refused"}[self.accepted]
-        colour = {True: "good", False: "bad", None: "doubt"}[self.accepted]
+        states = {True: ("accepted", "good"), False: ("refused", "bad"), None: ("not refused", "doubt")}
+        state, colour = states[self.accepted]
         about = f"{facts['claim']} on track {facts['track']}, {counted(facts['n'], 'run')}"
         rows = [
             [document.coloured(*MARKS[rule["passed"]]), rule["rule"], rule["evidence"]]
@@ -45,7 +45,7 @@ def judge(*runs: Named, track: str | None = None, against: Named | None = None, 
     Raises ValueError if nothing can be claimed, or a race has several candidates.
     """
     with tempfile.TemporaryDirectory() as folder:
-        names = [name for part in runs for name in names_of(part)]
+        names = names_for("judge", runs)
         others = names_of(against) if against is not None else []
         (judged, *further) = judgements(names, track, others, replayed, Path(folder))
     if further:

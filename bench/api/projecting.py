@@ -6,7 +6,7 @@ from bench.analysis.projection import document
 from bench.analysis.projection.projected import Scaling
 from bench.api import traces
 from bench.api.answers import Answer
-from bench.api.tables import Named, names_of
+from bench.api.tables import Named, names_for
 
 
 class Projection(Answer):
@@ -39,7 +39,7 @@ def project(
     usd_per_gpu_hour applies only to runs, include_last_step only to traces.
     Raises ValueError, with the reason, if nothing can be projected.
     """
-    jobs = traces.jobs([name for part in what for name in names_of(part)])
+    jobs = traces.jobs(names_for("project", what))
     if len(jobs) != 1:
         raise ValueError(f"{len(jobs)} jobs: name one run, or the traces of the ranks of one job")
     ((title, paths),) = jobs

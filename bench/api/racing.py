@@ -1,5 +1,6 @@
 """Trains runs to compare them: speedrun.race()."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +50,15 @@ def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_p
     """Plan, train and judge a race, with the arms interleaved: ./run.sh race.
 
     settings: settings of every arm, "goal.num_steps=100".  Arms are keywords that begin with a capital, A="",
-    B="optim=muon"; the others belong to the plan: n=5, looks=[3, 5], alpha, margin, seed, name, on, compilations.
+    B="optim=muon optim.lr=0.01" or B={"optim": "muon", "optim.lr": 0.01}; the others belong to the plan: n=5,
+    looks=[3, 5], alpha, margin, seed, name, on, compilations.
     quiet: print nothing.  anyway: race even on a busy machine.  No numbers are printed until the race has ended.
     An interrupt ends it with the status "interrupted", and ./run.sh race --resume continues it.
     Raises ValueError if the arms or the plan cannot be raced.
     """
     arguments = []
     for name, value in arms_and_plan.items():
+        value = " ".join(f"{key}={setting}" for key, setting in value.items()) if isinstance(value, Mapping) else value
         parts = value if isinstance(value, (list, tuple)) else [value]
         arguments.append(f"{name}={','.join(map(str, parts))}")
     results = results_root().absolute()

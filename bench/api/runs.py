@@ -83,7 +83,7 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Runs in the order of the table: by track, then by time.  A slice and filter() are Runs too."""
+    """Runs by track, then by time.  A slice and filter() are Runs too; runs["val_loss"] is a list, a value per run."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._runs = list(runs)
@@ -92,7 +92,11 @@ class Runs(Sequence[Run]):
     def __getitem__(self, index: int) -> Run: ...
     @overload
     def __getitem__(self, index: slice) -> "Runs": ...
-    def __getitem__(self, index: int | slice) -> "Run | Runs":
+    @overload
+    def __getitem__(self, index: str) -> list[Any]: ...
+    def __getitem__(self, index: int | slice | str) -> "Run | Runs | list[Any]":
+        if isinstance(index, str):
+            return [run[index] for run in self._runs]
         return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
 
     def __len__(self) -> int:

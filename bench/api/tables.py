@@ -5,7 +5,7 @@ No large package is imported here, so that the command shows 10,000 runs in half
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.record import database, named
@@ -80,11 +80,18 @@ class Table:
 
 
 def names_of(what: Named) -> list[str]:
-    """Returns names for the commands.  Raises ValueError for a list without a run."""
-    parts = [what] if isinstance(what, (str, os.PathLike)) else [*what]
-    if not parts:
-        raise ValueError("there is no run in this list: give a name, a Run, or Runs with at least one")
+    """Returns names for the commands.  Raises ValueError if there are none."""
+    parts = [*what] if isinstance(what, Iterable) and not isinstance(what, (str, os.PathLike)) else [what]
+    if not parts or not all(isinstance(part, (str, os.PathLike)) for part in parts):
+        raise ValueError(f"{what!r} names no run: give a path, a run id, a Run, or Runs or a list with at least one")
     return [os.fspath(part) for part in parts]
+
+
+def names_for(function: str, what: Sequence[Named]) -> list[str]:
+    """Returns the names in all arguments of a function that needs one.  Raises ValueError if it has none."""
+    if not what:
+        raise ValueError(f"{function}() needs a name: print(speedrun.load()) lists the runs in results/")
+    return [name for part in what for name in names_of(part)]
 
 
 def optional(module: str) -> Any:
@@ -100,7 +107,7 @@ def optional(module: str) -> Any:
 
 def table(
     *names: Named,
-    where: Sequence[str] = (),
+    where: str | Sequence[str] = (),
     sort: str | None = None,
     columns: Sequence[str] = (),
     group: bool = False,
@@ -112,7 +119,7 @@ def table(
         speedrun.table("results/", where=["optim=muon", "optim.lr<0.01"], group=True, sort="val_loss_mean")
 
     names: as for load().  KEY below is a column or a setting such as optim.lr.
-    where: conditions that all must hold, "KEY=VALUE", "KEY=A,B", "KEY<VALUE" and so on; a value may be a glob.
+    where: a condition, or several that must all hold: "KEY=VALUE", "KEY=A,B", "KEY<VALUE" ...; a value may be a glob.
     sort: "KEY,-KEY", with - for the largest first.
     columns: show only these; "optim.*" matches several, "*" all of them and every setting.
     group: a row per set of repeats, with n, mean and standard deviation.
@@ -121,7 +128,7 @@ def table(
 
     Unreadable runs are omitted and named on standard error.  Raises ValueError for an unknown name or key.
     """
-    rows, filtered_keys = rows_of(names, where, sweep)
+    rows, filtered_keys = rows_of(names, [where] if isinstance(where, str) else where, sweep)
     fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if group else COLUMNS
     rows = [*table_groups.groups(rows)] if group else rows
     known = Columns(rows, fixed)

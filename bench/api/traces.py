@@ -18,7 +18,7 @@ from bench.analysis.explain.explained import (
 from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
 from bench.api.answers import Answer
-from bench.api.tables import Named, names_of
+from bench.api.tables import Named, names_for
 from bench.base import stats
 from bench.base.paths import user_path
 from bench.base.text_table import some
@@ -75,7 +75,7 @@ def explain(
     captures of CUDA graphs, which say what the graphs' kernels are.
     Raises ValueError if there is nothing to explain.
     """
-    names = _arms_of_race([name for part in what for name in names_of(part)])
+    names = _arms_of_race(names_for("explain", what))
     machine = user_path(passport) if passport else None
     annotated = user_path(annotated) if annotated else None
     chosen = _jobs_to_explain(names)
@@ -164,7 +164,7 @@ def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, in
     paths: runs, trace files (the ranks of one job), folders of them.  Raises ValueError if there is no trace.
     """
     answers: dict[str, dict[str, Any]] = {}
-    for title, job in jobs([name for part in paths for name in names_of(part)]):
+    for title, job in jobs(names_for("trace", paths)):
         answers |= titled(title, analyses(job, rules, include_last_step))
     return Trace.of(answers)
 

@@ -71,14 +71,12 @@ CHECKOUT_VERBS = {  # verbs that run.sh itself handles
 # names of errors of the operating system about a file, printed as one line without a traceback
 NOT_OURS = {"EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "EEXIST"}
 NOT_OURS |= {"ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ELOOP"}
-# commands that first print which folders of the user's they use
-INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")
+INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")  # first print the user's folders
 # commands that ranks which torchrun or srun started cannot run together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # commands that cluster=slurm submits as a job
 QUEUED = SUBMITTED[:-1]  # commands that ./run.sh submit accepts
-# commands that refuse a file which changes between two of their reads
-JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")
+JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")  # refuse a file that changes between two reads
 # commands that leave records or files, and so succeed even if their output cannot be written
 LASTING = {*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect", "publish", "import", "dashboard"}
 LASTING |= {"init", "data"}

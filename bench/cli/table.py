@@ -94,8 +94,9 @@ def _nothing(args: argparse.Namespace) -> str:
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
     where = " ".join(args.folder) or f"{paths.shown(paths.results_root())}/"
-    hint = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
-    return f"no runs in {where} yet: make one with ./run.sh run, or start with ./speedrun.sh{hint}"
+    hint = f"./run.sh table results/{PUBLISHED} shows the published ones"
+    hint = "./run.sh compare and import read logs of other programs" if args.folder else hint
+    return f"no runs in {where} yet: make one with ./run.sh run, or start with ./speedrun.sh; {hint}"
 
 
 def _joined(argv: list[str]) -> list[str]:

@@ -25,3 +25,7 @@ __doc__, __all__ = _api.__doc__, _api.__all__
 
 def __getattr__(name):
     return getattr(_api, name)
+
+
+def __dir__():  # for tab completion, as names are imported when they are first used
+    return __all__
