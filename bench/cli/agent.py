@@ -1,10 +1,11 @@
 """Run what the lab's queue holds on this machine.  ./run.sh agent [--once] [--usd-per-hour X]
 
-Takes one entry of ./run.sh submit at a time, leases as many free GPUs as it needs, of those that CUDA_VISIBLE_DEVICES
-shows, and runs it to its end; users take turns.  Start one agent for each command that is to run at a time.  Ctrl-C
-returns the entry to the queue: later a race is resumed, and a run with resume=auto continues from its checkpoint.
+Takes one command at a time from the queue that ./run.sh submit fills, leases the free GPUs that it needs, among those
+in CUDA_VISIBLE_DEVICES, and runs it to its end.  Users take turns.  To run several commands at once, start several
+agents.  Ctrl-C returns the command to the queue: a race is later resumed, and a run with resume=auto continues from its
+checkpoint.
 
-An agent runs commands as the user who started it, and anybody who can write into results/queue/ can submit them.
+An agent runs commands as the user who started it, and anybody who can write to results/queue/ can submit them.
 """
 
 import math
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh agent", main=main)
-    parser.flag("--once", help="run one entry, or none where none can be begun now, and end")
+    parser.flag("--once", help="run one command, if one can start now, and exit")
     help_text = "price of a GPU of this machine, or of the machine for what needs none: for budgets and cost_usd"
     parser.add_argument("--usd-per-hour", type=float, metavar="X", help=help_text)
     return parser

@@ -1,10 +1,10 @@
-"""./run.sh analyze PATH... [--json] [--html PAGE] [--png FOLDER] [--md [FILE]] [--rules FILE]
+"""Where does the time of a trace go?  ./run.sh analyze PATH... [--json] [--html PAGE] [--png FOLDER] [--md [FILE]]
 
-PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also from other programs.
-Several files are the ranks of one job; several folders, and the windows of a run, are analyzed separately, in --json as
-{PATH: answer}, in --html below each other.  For a run folder it also writes analysis.json and summary.md of the first
-window into it, and of several windows, as the cycles of a schedule are, each into RUN/windows/NAME.  Does not need
-torch.
+PATH is a run folder, a Kineto trace (.json, .json.gz) of any program, or a folder with the traces of all ranks.
+Several files count as the ranks of one job.  Several folders, and the windows of a run, are analyzed separately: --json
+prints {PATH: answer}, and --html puts them below each other.  A run folder also gets the analysis.json and summary.md
+of its first window; with several windows, such as the cycles of a profiler's schedule, each is written to
+RUN/windows/NAME.  torch is not needed.
 """
 
 import json
@@ -103,5 +103,7 @@ def _parser() -> arguments.Parser:
     parser = trace_parser("analyze", main)
     parser.add_argument("--html", metavar="PAGE", help="write a page that opens offline")
     parser.add_argument("--png", metavar="FOLDER", help="write a picture of each drawing; needs a Chromium")
-    parser.add_argument("--md", metavar="FILE", nargs="?", const="", help="write Markdown, without FILE: print it")
+    parser.add_argument(
+        "--md", metavar="FILE", nargs="?", const="", help="write Markdown to FILE; without FILE, print it"
+    )
     return parser

@@ -3,7 +3,7 @@
 The contestant, a model or an unmodified training script, runs again, untimed, on other data:
   random_tokens    train and validate on random tokens of the whole vocabulary.  A loss below their entropy means that
                    future tokens or targets leak, or that the printed loss is not its own.
-  few_tokens       the same with 8 tokens of the vocabulary, which slow learners learn as well.
+  few_tokens       the same with 8 tokens of the vocabulary, which even a slow learner can learn.
   random_training  train on random tokens only, which teach nothing about the validation data.
   held_out         validate on a slice of the validation shards that no run is given.  The loss must match the claim.
   clock            only if asked for: what a script does outside its clock, by phase and source line, on its own data.

@@ -133,7 +133,9 @@ def _parser() -> arguments.Parser:
         "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first,\n"
         "RACE:ARM alone that one.",
     )
-    parser.add_argument("runs", nargs="+", metavar="A B", help="baseline first; several candidates: Holm-corrected p")
+    parser.add_argument(
+        "runs", nargs="+", metavar="A B", help="the baseline first; for several candidates, p is Holm-corrected"
+    )
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -150,7 +152,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument(
         "--fail-if",
         choices=("possible", "shown"),
-        help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
+        help="possible (default): --fail-on fails unless the change is excluded; shown: only if it is shown",
     )
     parser.flag("--force", help="show numbers even if not comparable, but no verdict")
     parser.add_argument(
@@ -163,7 +165,7 @@ def _parser() -> arguments.Parser:
         help="by how much the goal's metric may be worse and count as not worse, in its unit; default: the plan's, or "
         f"{VAL_LOSS.margin:g} nats of val_loss",
     )
-    parser.flag("--why", help="also where the time went: regions, stalls, telemetry, traces")
+    parser.flag("--why", help="also show where the time went: regions, stalls, telemetry, traces")
     parser.flag("--diff", help="the full source diff, if the code differs")
     form = parser.forms(
         "everything, not rounded; a list for several candidates",

@@ -1,6 +1,6 @@
-"""./run.sh data fetch NAME | make NAME | show [NAME | FILE.bin ...]      NAME is a file of conf/data without .yaml
+"""Fetch, make or show data.  ./run.sh data fetch NAME | make NAME | show [NAME | FILE.bin ...]
 
-Settings follow as data.KEY=VALUE.
+NAME is a file of conf/data/ without .yaml.  Its settings follow as data.KEY=VALUE.
 """
 
 import json

@@ -133,7 +133,7 @@ def _parser() -> arguments.Parser:
     parser.flag(
         "--json", help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}"
     )
-    parser.flag("--quick", help="only the checks of every run: no processes are started")
+    parser.flag("--quick", help="make only the checks of every run; start no processes")
     parser.flag(
         "--passport",
         help="measure this machine's peak rates: products, memory, collectives, launches, clocks; under 3 minutes",
@@ -146,7 +146,7 @@ def _parser() -> arguments.Parser:
         "and triton for the kernels",
     )
     parser.add_argument(
-        "--gpu", choices=("h100", "a100"), default="h100", help="of --rehearse-gpu (default %(default)s)"
+        "--gpu", choices=("h100", "a100"), default="h100", help="the GPU of --rehearse-gpu (default %(default)s)"
     )
     parser.flag(
         "--full",

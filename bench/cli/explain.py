@@ -1,12 +1,12 @@
-"""./run.sh explain RUN|TRACE... [--json] [--html FILE] [--perfetto DIR] [--passport FILE] [--capture PATH]
+"""Why does a step take so long?  ./run.sh explain RUN|TRACE... [--json] [--html FILE] [--perfetto DIR]
 
 Shows one step as a waterfall: roofline time, then overhead by cause, in parts that add up exactly to the measured step;
-for several ranks who delays whom; and where the next millisecond can be saved.  For two runs, two folders of traces,
-two traces of the same rank, a race of two arms or two arms of a race (RACE:A RACE:B), by the look of each, it divides
-the difference of their steps among the same parts.
+with several ranks, who delays whom; and where the next millisecond can be saved.  For two runs, two folders of traces,
+two traces of the same rank, a race of two arms, or two arms of a race (RACE:A RACE:B), it divides the difference of
+their steps among the same parts; of an arm, it takes the first run that has a trace.
 
-Several trace files are the ranks of one job; more folders, and the windows of a run, are explained one by one, in
---json as {TITLE: account}.  A run without a trace is explained from its record, more coarsely.  Needs no torch.
+Several trace files count as the ranks of one job.  Several folders, and the windows of a run, are explained one by one;
+--json then prints {TITLE: account}.  A run without a trace is explained from its record, with fewer parts.
 """
 
 from bench.analysis.trace import categories

@@ -1,14 +1,16 @@
-"""./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]    for other programs
-./run.sh export RUN|FOLDER... --to postgres --out URL [--steps]       into a lab's database
-./run.sh dashboard RUN ... --to tensorboard,wandb,mlflow      finished runs into dashboards of other programs
+"""Write records for other programs.  ./run.sh export RUN|FOLDER... --to FORM      ./run.sh dashboard RUN... --to NAMES
 
-csv, parquet: one line per run, or with --steps per step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.
-modded-nanogpt: a log of one run in the format of its records; importing it gives the same numbers.
-Without --out everything except parquet is printed.  postgres: the tables runs and, with --steps, steps of the database
-at URL, postgresql://HOST/DATABASE as psql takes it; what is there of these runs is replaced.
+    ./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]
+    ./run.sh export RUN|FOLDER... --to postgres --out URL [--steps]
+    ./run.sh dashboard RUN ... --to tensorboard,wandb,mlflow
 
-With exporters=[tensorboard] a run reaches the dashboard as soon as its record is complete; this does the same for any
-record.  Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
+csv and parquet have a row per run, or with --steps per step.  mllog is MLPerf's ":::MLLOG {json}" lines.
+modded-nanogpt is a log of one run in the format of its records; importing it gives the same numbers.
+Without --out everything except parquet is printed.  postgres fills the tables runs and, with --steps, steps of the
+database at URL (postgresql://HOST/DATABASE, as for psql), and replaces the rows of these runs.
+
+dashboard sends any finished record to a dashboard, as exporters=[tensorboard] does at the end of a run.  Settings are
+those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
 """
 
 import argparse
@@ -132,7 +134,7 @@ def _parser() -> arguments.Parser:
     forms = Forms((*FORMS, *dashboards.names()))
     parser.add_argument("--to", required=True, metavar="FORM", choices=forms, help=names)
     parser.flag("--steps", help="csv, parquet: one line per step instead of per run; postgres: the table steps as well")
-    parser.add_argument("--out", metavar="PATH", help="the file to write; of postgres the database's URL")
+    parser.add_argument("--out", metavar="PATH", help="the file to write, or for postgres the URL of the database")
     set_help = "a setting of the dashboard's exporter, e.g. project=mine"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=set_help)
     parser.flag("--json", help="for dashboards: run_id, exporter, error and facts of each")

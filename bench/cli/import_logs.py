@@ -1,8 +1,8 @@
-"""./run.sh import FORMAT PATH... [--json]      logs of modded-nanogpt, nanochat, nanogpt, kempnerforge, llm.c -> runs
+"""Read logs of modded-nanogpt, nanochat, nanogpt, kempnerforge or llm.c as runs.  ./run.sh import FORMAT PATH...
 
-Every run of a log becomes a record under results/<track>/ with provenance "imported"; what a log does not state
-is unknown.  Importing again changes nothing.  --dry-run only counts.  A line that looks like a metric line but could
-not be parsed is shown with its number, and the runs of its file are marked suspect.
+Every run in a log becomes a record under results/<track>/ with provenance "imported"; what a log does not state is
+unknown.  Importing a log again changes nothing, and --dry-run only counts.  A line that looks like a metric line but
+cannot be parsed is shown with its number, and the runs of its file are marked suspect.
 """
 
 import json

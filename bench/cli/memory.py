@@ -1,7 +1,8 @@
-"""./run.sh memory SNAPSHOT.pickle | RUN ... [--out PATH] [--json]      what used the memory: a page for each snapshot
+"""What used the memory?  ./run.sh memory SNAPSHOT.pickle | RUN ... [--out PATH] [--json]
 
-A snapshot is written by torch.cuda.memory._dump_snapshot or the instrument memory_history; for a run, all its snapshots
-are read.  The page is written beside the snapshot and opens offline.  The pickle is read as data, never executed.
+Writes a page for each snapshot, beside it; the page opens offline.  Snapshots are written by
+torch.cuda.memory._dump_snapshot and by the instrument memory_history; for a run, all of its snapshots are read.
+The pickle is read as data and never executed.
 """
 
 import json
@@ -49,6 +50,6 @@ def _snapshots(word: str) -> list[Path]:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh memory", main=main)
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run with snapshots")
-    parser.add_argument("--out", metavar="PATH", help="path of the page of one snapshot")
+    parser.add_argument("--out", metavar="PATH", help="path of the page, for a single snapshot")
     parser.flag("--json", help="print JSON instead of writing pages")
     return parser

@@ -1,16 +1,16 @@
 """Judge a record's pull request.  ./run.sh pr FOLDER|NUMBER [--clone DIR] [--rerun DIR [--go] [-- SETTING...]]
 
-FOLDER has the logs of a pull request, as modded-nanogpt asks for them, in folders or not, and its script if you have
-it: of several groups of logs, those that embed it are judged.  Of logs that embed no code, the source is taken from the
-script beside them, which the answer calls unproven; --script names one of several.  NUMBER is a pull request of the
-clone that --clone names, which has refs/pull/NUMBER/head or its merged commit.  The answer is Markdown for the thread:
+FOLDER holds the logs of a pull request, in the form that modded-nanogpt asks for, and the script if you have it.  Of
+several groups of logs, those that embed the script are judged.  If logs embed no code, the script beside them is taken
+as their source, which the answer calls unproven; --script chooses among several.  NUMBER is a pull request in the clone
+that --clone names, which must have refs/pull/NUMBER/head or the merged commit.  The answer is Markdown for the thread:
 the verdict, each rule of the track with its evidence, what is missing and the command that supplies it, the numbers,
 the runs, what runs outside the clock, and what changed in the source.
 
-The baseline is the logs of the same pull request whose path says so or whose code is that of an earlier record, or else
-the logs of the record before, from the folder around FOLDER or from the clone.  --candidate and --baseline name both.
+The baseline is taken from the pull request itself (logs whose path says so, or whose code is that of an earlier
+record), else from the record before it, beside FOLDER or in the clone.  --candidate and --baseline choose the logs.
 --rerun DIR writes both sources and prints the race that decides on this machine, and --go starts it.  After -- follow
-SETTINGs of ./run.sh race (n=10 track=...).  The sources run in a sandbox, unless script.sandbox=false is among these.
+SETTINGs of ./run.sh race (n=10 track=...).  The sources run in a sandbox, unless script.sandbox=false is one of them.
 """
 
 import argparse

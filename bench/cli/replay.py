@@ -1,9 +1,9 @@
 """Rerun a record from its own folder, and certify the outcome.  ./run.sh replay RUN|RACE|CLAIM... [--times N]
 
 The code is the record's commit with its uncommitted changes; settings and data are the record's own.  Missing parts and
-differences on this machine are reported first.  That code is hashed, then executed, the whole harness of that commit:
-as you if this results folder's ledger has the record or it brings no code of its own, else in a sandbox without
-network, home folder and your files.  It gets no tokens in either.
+differences on this machine are reported first.  The code, which is the whole harness of that commit, is hashed and
+then executed: as your user if it is known to be yours (docs/record.md), otherwise in a sandbox without network, home
+folder and your files.  In neither case does it get your credentials.
 
 The replay's losses are compared with the recorded ones, step by step:
   identical                 every loss is bit-identical; required on the same machine and software

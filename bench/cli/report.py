@@ -1,11 +1,12 @@
-"""./run.sh report RUN | RACE | SWEEP | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
-./run.sh report WORD WORD ... [--out PATH] [--png]      overlay the curves of all of them: results/curves.html
-./run.sh report WORD --curves                           the same for one: a race's arms, the runs of a folder
+"""Write results as pages that open offline.  ./run.sh report RUN|RACE|SWEEP|FOLDER [--out PATH] [--png] [--md]
 
-For a run it writes report.html in its folder; for a race race.html, and report.html of each of its runs; for a sweep
-sweep.html; for results/, or any folder with many runs, a site in FOLDER/site/, of which only changed pages are written
-again.  --png takes pictures of the charts with Chromium, --md prints Markdown for a pull request.  A WORD is anything
-that compare accepts: runs, races, RACE:ARM, parts of run ids, folders of logs.
+    ./run.sh report WORD WORD ...       the curves of all of them in one chart: results/curves.html
+    ./run.sh report WORD --curves       the same for the arms of one race, or the runs of one folder
+
+A run gets report.html in its folder; a race race.html, and report.html for each of its runs; a sweep sweep.html; and
+results/, or any folder with many runs, a site in FOLDER/site/, of which only changed pages are written again.  --png
+takes pictures of the charts with Chromium, --md prints Markdown for a pull request.  A WORD is anything that compare
+accepts: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""One run, or a sweep of them.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
+"""Train once, or sweep settings with -m.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
 
 import argparse
 import contextlib
@@ -219,7 +219,7 @@ def _parser() -> arguments.Parser:
         "-j",
         "--jobs",
         metavar="N",
-        help="for a sweep: so many runs at a time, each on its own GPU or cores; auto: as many as fit",
+        help="for a sweep: this many runs at a time, each on its own GPU or cores; auto: as many as fit",
     )
     parser.flag("--dry-run", help="check every run, print what is left to do and how long it would take; run nothing")
     parser.flag("--anyway", help=f"for a sweep: {ready.ANYWAY}")

@@ -1,6 +1,6 @@
-"""From data to verdict: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
+"""Run all of a track: data, checks, repeats, table and verdict.  ./speedrun.sh [overrides]
 
-With a profiler (profile=...) it makes one run and judges nothing, because such a run is not eligible.
+With a profiler (profile=...) it makes one run without a verdict, because such a run is not eligible for the track.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Is B better than A, tuned as well?  ./run.sh study SETTING=A,B tune=SETTING budget=2h [n=5] [key=value for all arms]
+"""Is B better than A if both are tuned?  ./run.sh study SETTING=A,B tune=SETTING budget=2h [n=5] [key=value]
 
     ./run.sh study optim=adamw,mine tune=optim.lr budget=2h             your optimizer against AdamW
     ./run.sh study model=gpt2,modern tune=optim.lr budget=8trials       of each arm; or budget=500Mtokens
 
-Every arm gets the same number of trials, each of the same tokens.  The search is logarithmic and goes beyond the edge
-while the best value lies there.  The best setting of each arm then races with fresh seeds, and the race decides: on the
-loss, and on the time to the same loss.  A budget in time or tokens includes the race.  The page, the table (Markdown,
-LaTeX, CSV) and the figure's charts are in one folder of results/sweeps.  After an interrupt the same command goes on.
+Every arm gets the same number of trials, each of the same tokens.  The search is logarithmic, and extends its range
+while the best value lies at an edge.  The best settings of each arm then race with fresh seeds, and the race decides,
+on the loss and on the time to the same loss.  A budget in time or tokens includes the race.  The page and the table
+(Markdown, LaTeX, CSV) are written to a folder of results/sweeps/.  After an interrupt, repeat the command to continue.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
     ./run.sh submit --gpus 8 race A= B=optim=muon n=5
     ./run.sh submit run track=cpu_nano seed=3
 
-VERB is run, speedrun, race, ladder or calibrate.  An agent (./run.sh agent) on any machine that has so many GPUs free
-takes it, runs it there with these GPUs and no others, and the records are in the results folder that all share.
+VERB is run, speedrun, race, ladder or calibrate.  An agent (./run.sh agent) on any machine with that many free GPUs
+takes the command and runs it on these GPUs only.  The records go to the results folder that all machines share.
 """
 
 import itertools
@@ -87,8 +87,8 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh submit", main=main)
     help_text = "GPUs that it needs and gets; default 0: a run on a CPU"
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help=help_text)
-    parser.flag("--list", help="what runs and what waits, in its order, and what users have had")
+    parser.flag("--list", help="show what runs, what waits and in which order, and what each user has used")
     parser.flag("--json", help="with --list: the same as JSON")
-    parser.add_argument("--cancel", metavar="ID", help="remove an entry that waits, end one that runs")
+    parser.add_argument("--cancel", metavar="ID", help="remove an entry that waits, or end one that runs")
     parser.add_argument("command", nargs="*", metavar="VERB ...", help="as after ./run.sh")
     return parser
