@@ -8,6 +8,7 @@ import shutil
 import zlib
 from types import SimpleNamespace
 
+import claimed
 import numpy as np
 import pytest
 import real_runs
@@ -91,11 +92,10 @@ def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):
+def test_an_own_model_passes(tmp_path):
     folder = real_runs.run(tmp_path, "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01")
     done = real_runs.bench(tmp_path, "audit", folder.name)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "referee  step 0:" in done.stdout and "referee  held-out slice:" in done.stdout
     assert done.stdout.count("PASSED") == 5
     assert re.search(r"PASSED \(a loss lowered by less than 0\.0\d+ nats would not have been noticed\)", done.stdout)
 
@@ -160,34 +160,6 @@ def test_eight_steps_before_the_clock_are_doubted(tmp_path):
     assert any("its loss at step 0 is already" in doubt and "0.95 * ln(257) = 5.272" in doubt for doubt in doubts)
 
 
-LEAK = """
-import torch
-from models.gpt2 import MODEL
-
-class Leak(MODEL):
-    calls = 0
-
-    def logits(self, tokens_BT):
-        self.calls += 1
-        logits_BTV = super().logits(tokens_BT)
-        if self.training or self.calls < 20:
-            return logits_BTV
-        ahead = torch.nn.functional.one_hot(tokens_BT.roll(-1, 1), logits_BTV.shape[-1])
-        return logits_BTV + 0.5 * ahead * (torch.arange(tokens_BT.shape[1]) < 60)[:, None]
-"""
-
-
-def test_a_model_that_looks_ahead_from_its_twentieth_call_on_fails(tmp_path):
-    """Too small a leak for the random tokens at the end of a run: a trained model's loss on them is 2 nats too high."""
-    (tmp_path / "leak.py").write_text(LEAK)
-    overrides = ["model.arch=leak.py:Leak", "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01"]
-    folder = real_runs.run(tmp_path / "results", *overrides, SPEEDRUN_CWD=str(tmp_path))
-    arguments = ["audit", str(folder), "--only", "random_tokens"]
-    done = real_runs.bench(tmp_path / "results", *arguments, SPEEDRUN_CWD=str(tmp_path))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "it sees future tokens, or prints a loss that is not its own" in done.stdout
-
-
 # ---- what cannot be audited
 
 
@@ -209,6 +181,32 @@ def test_other_sources_than_the_records_are_refused(tmp_path):
         file.write("# changed\n")
     done = real_runs.bench(tmp_path, "audit", str(folder))
     assert done.returncode == 2 and "the sources here differ from the record's" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("what", "of_itself", "kind", "loss", "is_passed"),
+    [
+        ("its own", True, "random_tokens", 2.75, True),
+        ("another contestant's", False, "random_tokens", 2.75, False),
+        ("one of another kind", True, "few_tokens", 2.75, False),
+        ("one that shows the opposite", True, "random_tokens", 1.9, False),  # ln 8 = 2.079
+        ("none", True, None, 2.75, False),
+    ],
+)
+def test_an_audit_file_that_a_contestant_wrote_passes_only_by_audit_runs_that_show_it(
+    tmp_path, what, of_itself, kind, loss, is_passed
+):
+    run = run_folder.read(claimed.Results(tmp_path).add(train_s=10.0))
+    facts = {"run": "", "kind": "random_tokens", "seed": 1, "vocab_size": 257, "val_tokens": 32768}
+    facts |= {"num_alphabet": 8, "eos_frac": 0.0}
+    audits = claimed.Results(tmp_path / certificates.AUDITS_FOLDER)
+    source = "41" if of_itself else "42"
+    made = audits.add(val_loss=loss, source=source, change=lambda record: record.update(audit=facts))
+    parts = [{"kind": "weights", "outcome": PASSED, "why": ""}]
+    parts += [{"kind": kind, "outcome": PASSED, "why": "", "run": f"cpu_nano/{made.name}"}] if kind else []
+    audit = {"config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"], "run": "", "at": ""}
+    audit |= {"claimed_nats": 2.75, "outcome": PASSED, "audits": parts}
+    assert auditing.passed_here(tmp_path, run, audit) is is_passed
 
 
 # ---- the data and the arithmetic

@@ -18,6 +18,7 @@ from claimed import failed
 from bench.base import atomic, utc
 from bench.claims import claim, collecting, leaderboard
 from bench.cli import collect, judge
+from bench.plans.audit import auditing
 from bench.plans.replay import certificate
 from bench.record import certificates, ledger, line_count, run_folder, store, sweep, verification
 
@@ -333,12 +334,17 @@ def replayed(results, folder, replays, monkeypatch):
 def audited(results, folder):
     """Leaves what ./run.sh audit leaves: a run in results/.audits, audit.json beside the record."""
     run = run_folder.read(folder)
-    audit_run = claimed.Results(results.folder / certificates.AUDITS_FOLDER).add(run["seed"], train_s=12.0)
+    facts = {"run": folder.name, "kind": "random_tokens", "seed": 1, "vocab_size": 257, "val_tokens": 32768}
+    facts |= {"num_alphabet": 8, "eos_frac": 0.0}
+    audits = claimed.Results(results.folder / certificates.AUDITS_FOLDER)
+    why = [f"it is an audit run of {folder.name} on substituted data, not a measurement"]
+    changes = {"audit": facts, "validity": "invalid", "validity_reasons": why}
+    audit_run = audits.add(run["seed"], train_s=12.0, change=lambda record: record.update(changes))
     kind = {"kind": "random_tokens", "outcome": "passed", "why": "", "run": f"cpu_nano/{audit_run.name}"}
     about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
     audit = about | {"at": "", "claimed_nats": 2.75, "outcome": "passed", "audits": [kind]}
     atomic.write_json(folder / certificates.AUDIT_FILE, audit)
-    assert certificates.passed_here(results.folder, run, audit)
+    assert auditing.passed_here(results.folder, run, audit)
 
 
 def test_certificates_and_audits_come_with_their_runs_and_stay_claims(machines, monkeypatch, capsys):
@@ -355,7 +361,7 @@ def test_certificates_and_audits_come_with_their_runs_and_stay_claims(machines, 
     assert certificates.outcome(here) == "claimed: identical"  # by another machine
     run = run_folder.read(here)  # judge --replayed reads the entries
     assert certificates.entries(certificates.name_of(run), certificates.losses_sha256(run)) == []
-    assert not certificates.passed_here(into, run, certificates.read_audit(here))
+    assert not auditing.passed_here(into, run, certificates.read_audit(here))
     for part in ("replays", certificates.AUDITS_FOLDER):
         (name,) = runs_in(a.folder / part)
         assert verification.report(into / part / name)["passed"] and ledger.read(into / part).faults == []

@@ -126,11 +126,21 @@ def test_a_keep_says_who_replayed_its_runs(tries, capsys):
     assert referee.main(["log"]) == 0
     shown = capsys.readouterr().out
     assert f"champion: track=cpu_nano optim.beta2=0.92 ({replayed})" in shown and shown.count(replayed) == 2
+    assert deciding.answer(search, search.submissions[1])["replayed"] == replayed
     assert referee.main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["champion_replayed"] == replayed
     assert replayed in page.document(search).terminal()
     shutil.rmtree(tries.results.folder / "replays")  # what is left is the bearer's claim
     assert replayed.replace("identical", "claimed: identical") in deciding.sentence(search, search.submissions[1])
+    search, decided = tried(search, "optim.beta2=0.9")
+    assert decided["decision"] == "drop" and deciding.answer(search, search.submissions[2])["replayed"] is None
+    search, decided = tried(search, "optim.beta2=0.94")
+    capsys.readouterr()
+    assert decided["decision"] == "keep" and referee.main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["champion_replayed"] == "not replayed"  # that of the new champion
+    race = tries.results.folder / "races" / search.submissions[1].decided["races"][1]
+    (race / "race.json").write_text("{")
+    assert deciding.replayed(search, search.submissions[1]) == "not replayed"
 
 
 def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
@@ -188,14 +198,49 @@ def test_a_search_that_could_see_nothing_is_refused(tries):
     assert searches.read(searches.find(tries.results.folder)).has_ended
 
 
-def test_a_line_that_was_made_up_shows_in_a_replay(tries):
-    search, decided = tried(begun(tries), "optim.beta2=0.9001")
-    assert decided["decision"] == "drop"
-    search, number = refereeing.submit(search, ["optim.beta2=0.95"], "", "")
-    keep = {key: value for key, value in decided.items() if key in searches.Decided.__annotations__}
-    keep |= {"submission": number, "decision": "keep", "arm": search.submissions[number].arm}
-    search = searches.append(search, "decided", **keep)
-    assert any("keep in the journal, undecided by its records" in fault for fault in deciding.replay(search))
+def edited(search, name="race.json"):
+    """Adds a byte to the result of the first race, or to the record of the candidate's first run in it."""
+    folder = search.results / "races" / search.submissions[1].decided["races"][0]
+    path = folder / name
+    if name == "run.json":
+        path = search.results / race_folder.read(folder)["arms"]["B"]["runs"][0] / name
+    path.chmod(0o644)
+    path.write_text(path.read_text() + " ")
+
+
+def cut(search, folder):
+    """Takes the third line out of the ledger or the journal in a folder."""
+    path = folder / ledger.NAME
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2] + lines[3:]))
+    search.faults.extend(ledger.read(search.folder).faults)
+
+
+def raced_again(search):
+    ledger.append(search.results, "plan", race_id=f"20261128T000000Z-{search.name}-3-race-0000", plan_sha256="")
+
+
+@pytest.mark.parametrize(
+    ("tamper", "fault"),
+    [
+        (lambda search: search.submissions[2].decided.update(decision="keep"), "2: keep in the journal, drop by"),
+        (lambda search: search.submissions[1].decided.update(gain=0.02), "1: keep in the journal, keep by its records"),
+        (lambda search: search.submissions[1].decided.update(arm=None), "1: keep in the journal, keep by its records"),
+        (lambda search: setattr(search.submissions[1], "level", 0.04), "its level is 0.04, and was to be 0.025"),
+        (lambda search: search.calibration.update(sd=0.1), "stopped by other rules than the search's"),
+        (raced_again, "a race of this search that the journal does not have"),
+        (edited, "race.json is not the one that the ledger has"),
+        (lambda search: edited(search, "run.json"), "is not the record that the ledger has"),
+        (lambda search: cut(search, search.folder), "journal: "),
+        (lambda search: cut(search, search.results), "ledger: "),
+    ],
+)
+def test_a_replay_finds_whatever_was_changed_afterwards(tries, tamper, fault):
+    search, _ = tried(begun(tries), "optim.beta2=0.92")
+    search, _ = tried(search, "optim.beta2=0.9")
+    assert list(deciding.replay(search)) == []
+    tamper(search)
+    assert any(fault in sentence for sentence in deciding.replay(search)), list(deciding.replay(search))
 
 
 def killed_after(tries, num_lines, work):

@@ -83,14 +83,14 @@ def test_a_run_saves_its_weights_off_the_clock_and_its_record_has_their_hash(sav
     assert real_runs.bench(saved.parents[1], "verify", str(saved)).returncode == 0
 
 
-def test_the_example_of_the_docs_gives_the_recorded_val_loss(saved, tmp_path):
+def test_the_example_of_the_docs_gives_a_likely_next_byte(saved, tmp_path):
     text = (real_runs.REPO / "docs/record.md").read_text()
     (example, read_only) = re.findall(r"```python\n(.*?)```", text, re.S)
     (tmp_path / "example.py").write_text(f"import torch\ntorch.set_num_threads(1)\n{example}")
     env = real_runs.environment(saved.parents[1], PYTHONPATH=str(real_runs.REPO))
     done = subprocess.run([sys.executable, tmp_path / "example.py", saved], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"val_loss: {real_runs.run_json(saved)['metrics']['val_loss']}"
+    assert re.fullmatch("next byte: .\n", done.stdout, re.S)
     assert "weights.read(" in read_only
 
 

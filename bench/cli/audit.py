@@ -6,6 +6,7 @@ The contestant, a model or an unmodified training script, runs again, untimed, o
   few_tokens       the same with 8 tokens of the vocabulary, which even a slow learner can learn.
   random_training  train on random tokens only, which teach nothing about the validation data.
   held_out         validate on a slice of the validation shards that no run is given.  The loss must match the claim.
+  weights          evaluate the final weights of a model (checkpoint.save=true) in new processes that know no targets.
   clock            only if asked for: what a script does outside its clock, by phase and source line, on its own data.
                    The first contestant is the baseline of the others.  Exit code 1: one does more there.
 Records of models already hold what the referee computed from their logits at the end of the run.
@@ -15,7 +16,6 @@ docs/record.md explains what each audit detects, what it misses, and the arithme
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from bench.base import text_table
@@ -24,11 +24,11 @@ from bench.base.units import MIB
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
-from bench.plans.audit import auditing, counterfactual
-from bench.record import certificates, named, off_clock, run_folder
+from bench.plans.audit import auditing, counterfactual, final_weights
+from bench.record import certificates, named, off_clock
 from bench.record.clock_lines import UNTIMED
 
-KINDS = (*counterfactual.KINDS, auditing.CLOCK)
+KINDS = (*counterfactual.KINDS, final_weights.KIND, auditing.CLOCK)
 MAX_LINES, MAX_CHARS = 8, 70
 CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1, certificates.NOT_POSSIBLE: 2}
 
@@ -44,9 +44,8 @@ def main(argv: list[str]) -> int:
     num_refused = 0
     with console.output(args.quiet, args.json):
         for folder in auditing.contestants(named.runs(args.runs)):
-            _show_own(folder)
             try:
-                audits.append(auditing.audit(folder, args.only or counterfactual.KINDS, say))
+                audits.append(auditing.audit(folder, args.only or (), say))
             except ValueError as error:
                 num_refused += 1
                 say("audit", str(error), always=True)
@@ -96,24 +95,6 @@ def _clock(args: argparse.Namespace) -> int:
 def _numbers(used: off_clock.Used) -> list[str]:
     seconds = (used["wall_s"], used["cpu_s"], used["others_cpu_s"])
     return [*(f"{s:.2f}" for s in seconds), f"{used['bytes_read'] / MIB:.1f}"]
-
-
-def _show_own(folder: Path) -> None:
-    """Prints what the referee computed itself at the end of the run."""
-    loss = (run_folder.read(folder).get("referee") or {}).get("loss")
-    if not loss:
-        return
-    if loss.get("not_checked"):
-        say("referee", f"the loss was not checked: {loss['not_checked']}")
-        return
-    parts = [(f"step {check['step']}", check) for check in loss["checked"]]
-    parts += [("random tokens", loss["random_tokens"]), ("held-out slice", loss["held_out"])]
-    for name, check in parts:
-        finding = check.get("not_checked") or (
-            f"{check['claimed_nats']} nats by forward(), {check['from_logits_nats']} from logits, "
-            f"of {check['num_tokens']} tokens"
-        )
-        say("referee", f"{name}: {finding}")
 
 
 def _parser() -> arguments.Parser:

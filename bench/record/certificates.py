@@ -27,6 +27,7 @@ MALFORMED = "malformed"
 AUDIT_FILE = "audit.json"
 REPLAYS = "replays"  # in results/
 AUDITS_FOLDER = ".audits"  # in results/; folders that begin with a dot are not searched for runs
+WEIGHTS = "weights"  # the audit that needs no run
 PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
 
 Word = Literal[
@@ -188,25 +189,3 @@ def audit_limit(audit: Audit) -> str:
     if unnoticed_nats is None or audit["outcome"] == FAILED:
         return ""
     return f" (a loss lowered by less than {unnoticed_nats:.4f} nats would not have been noticed)"
-
-
-def passed_here(results: Path, run: Facts, audit: Audit) -> bool:
-    """Whether a contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
-
-    results: the results folder; run: the audited record; audit: the file beside it, which anybody can write.
-    """
-    same = (audit["config_id"], audit["source_sha256"]) == (run["config_id"], run["code"]["source_sha256"])
-    names = [kind.get("run") or "" for kind in audit["audits"] if kind["outcome"] == PASSED]
-    if not same or audit["outcome"] != PASSED or not names:
-        return False
-    runs = ledger.runs_of(ledger.read(results / AUDITS_FOLDER).own_lines)
-    return all(_is_whole(results / AUDITS_FOLDER, name, runs.get(name)) for name in names)
-
-
-def _is_whole(root: Path, name: str, entry: ledger.StartedRun | None) -> bool:
-    if entry is None or entry["end"] is None:
-        return False
-    try:
-        return not ledger.is_changed(root / name, entry["end"])
-    except (Damaged, OSError):
-        return False

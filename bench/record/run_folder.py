@@ -36,6 +36,7 @@ UPGRADERS: dict[
 ] = {}  # {version: function that upgrades a record of that version to the next}
 # Files that launcher and workers exchange during a run; as temporary files they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
+WEIGHTS = "checkpoint/weights.safetensors"  # with checkpoint.save=true
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 MAX_NOT_KEPT = 100  # if more files cannot be kept, they are counted instead of named
 BLOCK_BYTES = MIB

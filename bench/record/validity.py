@@ -195,7 +195,7 @@ def faults(facts: Section) -> tuple[list[str], list[str]]:
     doubts = []
     if not held_out.get("not_checked"):
         wrong.append(_mismatch(held_out, "on a held-out slice of the validation data", bound))
-        doubts.append(_too_good(facts, held_out))
+        doubts.append(too_good(facts, held_out))
     doubts += [_unknown(random_tokens, "of random tokens"), _unknown(held_out, "of a held-out slice")]
     first_nats = facts.get("val_loss_at_start")  # the mean over all tokens, as that of a few batches varies too much
     if first_nats is not None and is_trained(first_nats, vocab_size):
@@ -236,7 +236,8 @@ def _impossible(checked: Section, vocab_size: int) -> str | None:
     return f"{loss}, and a causal model is below {least:.4f} at most once in a million: future tokens or targets leak"
 
 
-def _too_good(facts: Section, held_out: Section) -> str | None:
+def too_good(facts: Section, held_out: Section) -> str | None:
+    """Returns a sentence if the held-out slice's loss is higher than chance allows; facts: val_loss, validation."""
     claimed, other = facts["val_loss"], held_out["from_logits_nats"]
     is_small = held_out["num_batches"] < HELD_OUT_BATCHES or held_out["num_tokens"] < HELD_OUT_TOKENS
     if None in (claimed, other) or is_small:

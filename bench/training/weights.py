@@ -6,11 +6,14 @@ little-endian; the header in JSON, {name: {"dtype", "shape", "data_offsets": [be
 
 docs/record.md explains their use.  The model's code is today's, not the record's: if it has changed so that the weights
 no longer fit, it is refused.
+
+    python -m bench.training.weights FOLDER B T [COPIES]     gives logits to bench/plans/audit/final_weights.py
 """
 
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,12 +21,12 @@ from typing import Any, BinaryIO
 import torch
 
 from bench.base import atomic
-from bench.config import schema
+from bench.config import schema, user_code
 from bench.data.sources import datasets
 from bench.record import run_folder
-from bench.training.model import autocast, build_model, mean_nats, timeline_of, val_rows
+from bench.training.model import autocast, build_model, choose_kernels, timeline_of
 
-FILE = "checkpoint/weights.safetensors"  # within a run's folder
+FILE = run_folder.WEIGHTS
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -124,15 +127,27 @@ def model_of(folder: Path | str, device: torch.device | str = "cpu") -> torch.nn
     return model.eval()
 
 
-def val_loss_of(folder: Path | str, device: torch.device | str = "cpu") -> float:
-    """Returns the mean nats per token of the run's validation, computed with its final weights.
+def answer(folder: str, num_rows: str, seq_len: str, copies: str | None = None) -> None:
+    """Answers each batch of tokens on standard input, [B, T] int64, with its logits, [B, T, V] float32, as bytes.
 
-    On the machine of the run, with its number of threads, it is bit-identical to the recorded val_loss; otherwise
-    rounding differs.  Raises ValueError as model_of() does, or if the validation data are missing.
+    Computes as the run's validation does, and knows nothing but these tokens and the weights: no targets, no data.
+    copies: the folder of the user's own code, what that prints goes to standard error.
     """
-    config, device = schema.read(folder), torch.device(device)
-    shards = datasets.recorded(run_folder.read(folder)["data"])["val"]
-    rows, model = val_rows(config, shards, 0, 1, device), model_of(folder, device)
+    logits_out, shape_BT = os.fdopen(os.dup(1), "wb"), (int(num_rows), int(seq_len))
+    os.dup2(2, 1)
+    if copies is not None:
+        user_code.use_copies(copies)
+    config = schema.read(folder)
+    hardware, device = config.hardware, torch.device(config.hardware.device)
+    torch.set_num_threads(hardware.num_threads or 1)
+    choose_kernels(hardware)
+    model: Any = model_of(folder, device)
     with torch.no_grad(), autocast(config, device.type):
-        losses = [model(tokens_BT, targets_BT) for tokens_BT, targets_BT in rows.at(rows.places)]
-    return mean_nats(losses, math.prod(rows.shape_BT), device)
+        while data := sys.stdin.buffer.read(8 * math.prod(shape_BT)):
+            tokens_BT = torch.frombuffer(bytearray(data), dtype=torch.int64).view(shape_BT)
+            logits_out.write(model.logits(tokens_BT.to(device)).float().cpu().contiguous().numpy().data)
+    logits_out.close()
+
+
+if __name__ == "__main__":
+    answer(*sys.argv[1:])

@@ -22,6 +22,7 @@ REPO = Path(__file__).resolve().parent.parent.parent
 PLANTED = REPO / "tests" / "planted"
 BIGRAM = PLANTED / "contestants" / "bigram.py"
 OWN = "tests/planted/contestants/own.py"  # relative: a record keeps no private path
+LIARS = OWN.replace("own.py", "liars.py")
 SMALL = ("model.num_layers=2", "model.width=64", "model.num_heads=2", "hardware.num_threads=1")
 ON_TRACK = ("track=cpu_nano", "hardware=cpu")
 
@@ -44,11 +45,13 @@ def _script(variant, *overrides):
     return (*ON_TRACK, f"script={BIGRAM}", f"script.args=[{variant},'--seed={{seed}}']", *overrides)
 
 
-def _own(name):
-    return (*ON_TRACK, *SMALL, "model=gpt2", f"model.arch={OWN}:{name}")
+def _own(name, file=OWN):
+    return (*ON_TRACK, *SMALL, "model=gpt2", f"model.arch={file}:{name}")
 
 
+LYING_MODELS = ("OwnTensors", "ReadsTheStack", "ReplacesTheLoader", "LooksAheadUnlessExamined", "LowersWhatIsWritten")
 CHEATS = {name: _script(name) for name in CHEATING_SCRIPTS} | {name: _own(name) for name in CHEATING_MODELS}
+CHEATS |= {name: (*_own(name, LIARS), "checkpoint.save=true") for name in LYING_MODELS}
 HONEST = {
     **{name: _script(name) for name in ("plain", "late_lines", "long_validations", "opens_every_step", "memory_maps")},
     "late_compile": _script("late_compile"),

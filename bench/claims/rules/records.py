@@ -98,8 +98,10 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
         return (
             (True, outcomes) if by_run else (None, "each run holds its own validations on random and held-out tokens")
         )
+    from bench.plans.audit import auditing  # imports what starts runs, which few claims need
+
     own_audits = [(run.record, by_run[run.name]) for run in scripts if run.name in by_run]
-    if any(certificates.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
+    if any(auditing.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
         return True, outcomes
     claimed = f"{outcomes} according to the claimant; " if outcomes else ""
     return False, f"{claimed}the script was not audited on this machine: ./run.sh audit {scripts[0].name}"

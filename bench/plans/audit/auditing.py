@@ -17,14 +17,16 @@ from typing import Any, cast
 from bench.base import atomic, utc
 from bench.base.paths import REPO, results_root, variables
 from bench.base.reading import plain_file, yaml_file
+from bench.base.reading.damage import Damaged
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch import after_race, launcher
 from bench.launch.prepare import Job, prepare
-from bench.plans.audit import counterfactual
+from bench.plans.audit import counterfactual, final_weights
 from bench.plans.audit.counterfactual import NotPossible
-from bench.record import certificates, failures, off_clock, printed_times, run_folder, step_files
+from bench.record import certificates, failures, ledger, off_clock, printed_times, run_folder, step_files
 from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
+from bench.record.shape import Facts
 from bench.training import line_sampler
 
 CLOCK, CLOCK_FILE = "clock", "audit_clock.json"
@@ -44,14 +46,21 @@ Say = Callable[[str, str], None]
 
 
 def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
-    """Audits a complete run. Writes audit.json and returns its content. Raises ValueError if it cannot be audited."""
+    """Audits a complete run, in all ways that it allows if kinds is empty. Writes audit.json and returns its content.
+
+    Raises ValueError if it cannot be audited.
+    """
     run = cast(Run, run_folder.read(folder))
     refuse(folder, run)
     job = job_of(folder, run, say)
     audits = list[Any]()
-    for kind in kinds:
-        looks = job.script is not None and "look=off" not in job.overrides and not any(audit["run"] for audit in audits)
-        audits.append({"kind": kind} | _audit_run(kind, job.with_look(looks), run, say))
+    for kind in kinds or counterfactual.KINDS + (() if job.script else (final_weights.KIND,)):
+        has_run = any(audit.get("run") for audit in audits)
+        looks = job.script is not None and "look=off" not in job.overrides and not has_run
+        try:
+            audits.append({"kind": kind} | _audit_of(kind, folder, job.with_look(looks), run, say))
+        except NotPossible as error:
+            audits.append({"kind": kind, "outcome": NOT_POSSIBLE, "why": str(error), "run": None})
         say("audit", f"{kind.replace('_', ' ')}: {audits[-1]['outcome'].upper()}: {audits[-1]['why']}")
     audited: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
@@ -156,14 +165,14 @@ def job_of(folder: Path, run: Run, say: Say) -> Job:
     return job
 
 
-def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
-    """Returns {"outcome", "why", "run", ...} of one audit run."""
+def _audit_of(kind: str, folder: Path, job: Job, run: Run, say: Say) -> dict[str, Any]:
+    """Returns {"outcome", "why", "run", ...} of one audit; that of the final weights has no run."""
+    if kind == final_weights.KIND:
+        say("audit", f"{kind}: evaluate the final weights of run {run['run_id']} in new processes")
+        return final_weights.verdict(folder, run, job)
     say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
-    try:
-        audited_name, root = f"{run['track']}/{run['run_id']}", results_root() / AUDITS_FOLDER
-        facts, audited = run_on_other_data(kind, job, audited_name, root)
-    except NotPossible as error:
-        return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
+    audited_name, root = f"{run['track']}/{run['run_id']}", results_root() / AUDITS_FOLDER
+    facts, audited = run_on_other_data(kind, job, audited_name, root)
     if line := after_race.line(audited):
         say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
@@ -191,6 +200,35 @@ def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[di
     if failures.is_interrupt(run["failure"]):
         raise KeyboardInterrupt
     return facts, run
+
+
+def passed_here(results: Path, run: Facts, audit: certificates.Audit) -> bool:
+    """Whether a contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
+
+    results: the results folder; run: a record of the contestant; audit: the file beside it, which anybody can write, so
+    what these runs show is judged again.
+    """
+    kinds = [kind for kind in audit["audits"] if kind["outcome"] == PASSED and kind["kind"] != final_weights.KIND]
+    entries = ledger.runs_of(ledger.read(results / AUDITS_FOLDER).own_lines)
+
+    def passed(kind: certificates.OfKind) -> bool:
+        name = kind.get("run") or ""
+        folder, end = results / AUDITS_FOLDER / name, (entries.get(name) or {"end": None})["end"]
+        try:
+            if end is None or ledger.is_changed(folder, end):
+                return False
+        except (Damaged, OSError):
+            return False
+        made, nats = cast(Run, run_folder.read(folder)), list(step_files.validations(folder).values())
+        is_its_own = (
+            made["config_id"] == run["config_id"] and made["code"]["source_sha256"] == run["code"]["source_sha256"]
+        )
+        if not is_its_own or (made.get("audit") or {}).get("kind") != kind["kind"]:
+            return False
+        verdict = counterfactual.verdict(kind["kind"], made["audit"], run["metrics"]["val_loss"] or 0.0, nats)
+        return bool(verdict["outcome"] == PASSED)
+
+    return audit["outcome"] == PASSED and bool(kinds) and all(map(passed, kinds))
 
 
 def contestants(folders: Sequence[Path]) -> list[Path]:

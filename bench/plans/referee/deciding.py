@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 from bench.base.text_table import counted
 from bench.compare import searching
 from bench.compare.searching import Finding
+from bench.plans.audit import auditing
 from bench.plans.race import arm_process, runner, state
-from bench.plans.referee import search as searches
 from bench.plans.referee.search import Decided, Search, Submission
 from bench.record import certificates, ledger, race_folder, run_folder
 from bench.record.rows import row_of
@@ -100,8 +100,11 @@ class Raced:
                 kinds = audit["audits"] if audit else []
                 failed = "; ".join(kind["why"] for kind in kinds if kind["outcome"] != certificates.PASSED)
                 return f"its audit is {audit['outcome'] if audit else 'missing'}: {failed}"
-            if not certificates.passed_here(search.results, record, audit):
+            if not auditing.passed_here(search.results, record, audit):
                 return "its audit is not in the ledger of audits"
+            passed = {kind["kind"] for kind in audit["audits"] if kind["outcome"] == certificates.PASSED}
+            if missing := [kind for kind in search.calibration.get("audits", ()) if kind not in passed]:
+                return f"it did not pass the audit {missing[0]}, as the champion does"
         loss = against["val_loss"]
         if search.settings["on"] == "loss":
             gain = self.held_out_gain()
@@ -249,7 +252,6 @@ def replay(search: Search) -> Iterator[str]:
     book = ledger.read(search.results)
     yield from (f"ledger: {fault}" for fault in book.faults)
     kept: list[bool] = []
-    as_it_was = searches.Search(search.folder, search.settings, search.calibration)
     known = {search.calibration["race_id"]} if search.calibration else set()
     for submission in search.submissions.values():
         decided = submission.decided
@@ -264,13 +266,12 @@ def replay(search: Search) -> Iterator[str]:
         if decided["decision"] != "refused":
             for fault in _faults(search, submission, races, book):
                 yield f"submission {submission.number}: {fault}"
-            derived = derive(as_it_was, submission).decided
+            derived = derive(search, submission).decided
             if any(derived.get(key) != decided.get(key) for key in ("decision", "gain", "arm")):
                 both = f"{decided['decision']} in the journal, {derived['decision']} by its records"
                 yield f"submission {submission.number}: {both}"
         if submission.level is not None:
             kept.append(decided["decision"] == "keep")
-        as_it_was.submissions[submission.number] = submission
     planned = [line.get("race_id") or "" for line in book.lines if line["event"] == "plan"]
     for race_id in planned if not search.open else ():
         if f"-{search.name}-" in race_id and race_id not in known:

@@ -30,7 +30,8 @@ CALIBRATION_ROUNDS = 6
 SIGHT = 5 / 3  # default effect in standard deviations of a run: a confirmation takes about ten rounds
 CHECKED_FRAC = 0.1  # part of a script's training that a submission does before it is raced
 CHECK_TIMES, CHECK_S = 2.0, 60.0  # a check is ended after so many times a run's time, and so many seconds more
-AUDITS = ("random_tokens", "held_out")  # audits that a keep must pass (bench/plans/audit/)
+AUDITS = ("random_tokens", "held_out", certificates.WEIGHTS)  # audits that a keep must pass (bench/plans/audit/)
+SAVE = "checkpoint.save=true"  # of runs that may be audited: the last of a confirmation, or of the calibration
 GOAL = ("data", "target", "budget", "stop_at_target", "metric", "val_tokens", "num_steps", "world_size")  # of a row
 QUESTIONS = ("time", "time_to_target", "loss")
 MAX_SEED = 2**30
@@ -105,10 +106,13 @@ def calibrate(search: Search) -> Search:
     facts["check_s"] = check_s if why is None else None
     devices = run_folder.read(rounds[0][0])["world_size"]
     _audit_run(search, rounds[0][-1], champion)
+    _remove_weights(folder, search.results)
     audit = certificates.read_audit(rounds[0][-1])
     if audit is not None and audit["outcome"] == certificates.FAILED:
         raise ValueError(f"the champion fails its audit: ./run.sh audit {rounds[0][-1].name} says why")
     facts["is_audited"] = audit is not None and audit["outcome"] == certificates.PASSED
+    kinds = audit["audits"] if audit else []
+    facts["audits"] = [kind["kind"] for kind in kinds if kind["outcome"] == certificates.PASSED]
     search = searches.append(search, "calibrated", **facts, devices=devices)
     _refuse_blind(search)
     return search
@@ -199,6 +203,8 @@ def _decide(search: Search, submission: Submission) -> Search:
             folder = deciding.folder_of(search, f"{number}-{CONFIRMATION}")
             if folder and (raced := Raced(search, folder)).finding["outcome"] == searching.KEEP:
                 _audit_run(search, raced.runs[1][-1], submission.arm)
+            if folder:
+                _remove_weights(folder, search.results)
             derived = deciding.derive(search, submission)
         decided = derived.decided
     except Refused as error:
@@ -214,11 +220,19 @@ def _audit_run(search: Search, run: Path, arm: Arm) -> None:
     """Runs the counterfactual audits of a run by the code of its arm, unless audit.json has their outcome."""
     if certificates.read_audit(run) is not None:
         return
-    kinds = [word for kind in AUDITS for word in ("--only", kind)]
+    has_weights = (run / run_folder.WEIGHTS).is_file()  # a script's are its own
+    kinds = [word for kind in AUDITS if has_weights or kind != certificates.WEIGHTS for word in ("--only", kind)]
     tail = _by_its_code(search, arm, ("bench", "audit"), [str(run), "--quiet", *kinds], search.results)
     if certificates.read_audit(run) is None:
         why = tail.strip().removeprefix("audit").strip().removeprefix(f"{run.name}: ")  # the last line of its output
         say("audit", f"{run.name} was not audited: {why}", always=True)
+
+
+def _remove_weights(folder: Path, results: Path) -> None:
+    """Removes the weights of a race's runs, which are needed only to audit one of them and take much space."""
+    for slot in state.read(folder, results).slots:
+        for run, _ in slot.attempts:
+            (results / run / run_folder.WEIGHTS).unlink(missing_ok=True)
 
 
 def _short_run(search: Search, name: str, arm: Arm, seconds: float, run_s: float) -> str | None:
@@ -262,7 +276,9 @@ def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -
     """Runs the race of this name to its end: plans it unless it is planned, and resumes it unless it has ended."""
     folder, is_new = deciding.folder_of(search, name), False
     if folder is None:
-        request: dict[str, Any] = {"arms": {"A": dict(a), "B": dict(b)}, "name": f"{search.name}-{name}"}
+        saves = [SAVE] if not name.endswith(RACE) and submissions.program_of(a) is None else []
+        arms = {arm: {**words, "overrides": [*words["overrides"], *saves]} for arm, words in (("A", a), ("B", b))}
+        request: dict[str, Any] = {"arms": arms, "name": f"{search.name}-{name}"}
         request |= {"on": search.settings["on"], "first_seed": secrets.randbelow(MAX_SEED), **settings}
         folder, is_new = planning.begin(request, search.results, anyway=True), True
     planning.enter(folder, search.results)

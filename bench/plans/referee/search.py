@@ -57,6 +57,7 @@ class Calibration(TypedDict):
     spent_s: float
     devices: int
     is_audited: bool  # whether the champion passed its audits; if so, keeps must pass them
+    audits: NotRequired[list[str]]  # the kinds of audits that it passed, each of which a keep must pass
     # training time after which the check of a submission ends a script; None: the champion fails that check
     check_s: NotRequired[float | None]
 
