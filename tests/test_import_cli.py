@@ -50,11 +50,12 @@ def test_of_many_lines_that_were_not_understood_the_first_twenty_are_shown(logs,
 def test_files_without_a_run_say_what_they_are(logs, capsys):
     (logs / "empty.txt").write_text("")
     (logs / "noise.log").write_bytes(b"\x7fELF\0\0\1")
+    (logs / "results.tsv").write_text("commit\tval_bpb\tmemory_gb\tstatus\tdescription\na\t0.9979\t44.0\tkeep\tb\n")
     (logs / "words.txt").write_text("seed=0\nexit_code=0\n")
     (logs / "other.log").write_text("iter 0: loss 9.1, time 10.00ms, mfu 1.00%\n")
-    assert import_logs.main(["modded-nanogpt", ".", "--json"]) == 0
+    assert import_logs.main(["modded-nanogpt", ".", "results.tsv", "--json"]) == 0
     out, err = capsys.readouterr()
-    expected = {"files": 5, "runs": 1, "complete": 1, "incomplete": 0, "not_a_run": 4}
+    expected = {"files": 6, "runs": 1, "complete": 1, "incomplete": 0, "not_a_run": 5}
     assert json.loads(out) == expected | {"unmatched_metric_lines": 0, "duplicates": 0}
     none = "it has no step lines of modded-nanogpt"
     assert [line.removeprefix(f"import: {logs}/") for line in err.splitlines()] == [
@@ -62,6 +63,7 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
         "noise.log: no run: the file is not text",
         f"other.log: no run: {none}, but some of nanogpt: ./run.sh import nanogpt {logs}/other.log",
         f"words.txt: no run: {none}",
+        "results.tsv: no run: a table, not a log: import the logs of its runs, or race the commits that it names",
     ]
 
 

@@ -1,6 +1,5 @@
 """Foreign logs: every metric line is understood or reported, and nothing is guessed."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -8,15 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.cli import import_logs
-from bench.record import run_folder as record
-from bench.record import verification
-from bench.record.importers import consoles, dialects, modded_nanogpt, records
+from bench.record.importers import dialects, modded_nanogpt, programs, records
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")
 RULE = "=" * 100
-FACTS = {"format_id": "any", "unmatched": [], "sha256": "0" * 64, "num_runs": 1}
+FACTS = {"unmatched": [], "sha256": "0" * 64, "num_runs": 1}
 SMI = """Sat Jan 10 23:36:12 2026
 | NVIDIA-SMI 570.195.03             Driver Version: 570.195.03     CUDA Version: 12.8     |
 |   0  NVIDIA H100 80GB HBM3          On  |   00000000:8D:00.0 Off |                    0 |
@@ -32,67 +26,13 @@ def log(*lines, head=f"{CODE}{RULE}\nRunning PyTorch 2.10.0+cu128 compiled for C
 
 
 def read_console(data, form):
-    return consoles.FORMS[form]().read(data)
+    return programs.FORMS[form]().read(data)
 
 
 def run_of(data):
     runs, facts = modded_nanogpt.read(data)
     assert len(runs) == 1 and facts["unmatched"] == []
     return runs[0]
-
-
-# ---- the public logs
-
-
-def public():
-    return list(csv.DictReader((SHARED / "expected.csv").read_text().splitlines())) if SHARED.is_dir() else []
-
-
-@needs_shared
-@pytest.mark.parametrize("row", public(), ids=lambda row: row["path"][-50:])
-def test_a_public_log_is_read_as_expected(row):
-    path = next(path for path in (SHARED / "modded-nanogpt" / row["path"], SHARED / row["path"]) if path.exists())
-    runs, facts = modded_nanogpt.read(path.read_bytes())
-    assert len(runs) == int(row["n_runs"]) and facts["unmatched"] == [] and facts["format_id"] == row["format_id"]
-    if not runs:
-        return
-    run, count = runs[-1], lambda name: int((~np.isnan(runs[-1].columns[name])).sum())
-    values = {
-        "n_steps": run.num_steps,
-        "declared_total": run.declared_steps,
-        "final_val_step": run.val_step,
-        "final_val_loss": run.val_loss,
-        "final_train_time_ms": run.train_time_ms,
-        "step_avg_ms": run.step_avg_ms,
-        "n_val_points": count("val_loss"),
-        "n_train_loss_points": count("train_loss"),
-        "step_avg_recomputed_ms": run.train_time_ms and round(run.train_time_ms / run.val_step, 3),
-        "peak_mib": run.facts["peak_mib"],
-        "n_gpus": run.facts["num_gpus"],
-        "world_size_logged": run.facts["world_size"],
-    }
-    for name, value in values.items():
-        assert value == (float(row[name]) if row[name] else None), name
-    assert (run.step_avg_meaning or "") == row["step_avg_semantics"]
-    assert (run.facts["gpu_name"] or "") == row["gpu_name"] and str(run.complete) == row["complete"]
-    if row["torch_version"]:  # two logs say "Running pytorch 2.4.1" between their rules, which the list does not have
-        assert run.facts["torch"] == row["torch_version"]
-
-
-@needs_shared
-def test_importing_the_public_logs_leaves_records_that_everything_else_reads(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    assert import_logs.main(["modded-nanogpt", str(SHARED / "modded-nanogpt"), "--json"]) == 0
-    expected = {"files": 47, "runs": 63, "complete": 59, "incomplete": 4, "not_a_run": 3}
-    assert json.loads(capsys.readouterr().out) == expected | {"unmatched_metric_lines": 0, "duplicates": 0}
-    folders = list(record.find_runs([tmp_path]))
-    assert len(folders) == 63
-    assert all(verification.report(folder)["passed"] for folder in folders[::7])
-    assert import_logs.main(["modded-nanogpt", str(SHARED / "modded-nanogpt")]) == 0
-    assert "0 new run folders" in capsys.readouterr().out
-
-
-# ---- formats by hand
 
 
 def test_milliseconds_and_what_the_head_says():
@@ -115,7 +55,7 @@ def test_milliseconds_and_what_the_head_says():
 
 def test_a_headline_that_is_not_val_loss_is_reported_and_not_swapped_in():
     run = run_of(
-        log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9.0s step_avg:1800.00ms")
+        log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9s step_avg:1800.0ms")
     )
     assert run.val_loss == 3.28243 and run.headline == {"val_ema_loss": "3.27834"}
 
@@ -297,9 +237,8 @@ def test_nanochats_fine_tuning_numbers_from_one_and_says_no_total():
 
 
 def test_nanochats_fine_tuning_of_2025_has_losses_and_no_times():
-    text = "".join(
-        f"Step {num:05d}/00003 | Training loss: 1.{num}00000| lrm: 1.000000| num_tokens: 1,234\n" for num in range(2)
-    )
+    line = "Step {:05d}/00003 | Training loss: 1.{}00000| lrm: 1.000000| num_tokens: 1,234\n"
+    text = "".join(line.format(num, num) for num in range(2))
     text = f"Step 00000 | Validation loss: 2.000000\n{text}Step 00002 | Validation loss: 1.500000\n"
     text += "Step 00002 | mmlu_acc: 0.280000, arc_easy_acc: 0.310000\n"
     ((run,), facts) = read_console(text.encode(), "nanochat")
@@ -340,6 +279,44 @@ def test_kempnerforge_without_evaluations_is_complete_when_it_says_so():
     text = f"{text}Training complete: 2 steps, 5 tokens\n".replace("[step 3]", "[step 2]")
     ((run,), _) = read_console(text.encode(), "kempnerforge")
     assert run.complete  # it was stopped, and says that this was its end
+
+
+NANOSWE = """system info:
+    world_size: 8
+    gpu_name: NVIDIA B200
+step 000000 | loss 10.398314 | lrm 0.0250 | dt_ms 54852.9
+step 000001 | loss 10.340952 | lrm 0.0500 | dt_ms 8124.4
+run complete @ step 2: 0.00 min training time; 0.1/192 GPU-h used
+"""
+FP32 = "val loss 4.5\nstep    1/2: train loss 4.3 (45.5 ms, 9 tok/s)\nstep    2/2: train loss 4.2 (44.5 ms, 9 tok/s)\n"
+LLM_C = "val loss 5.3\nstep 0: train loss 5.2 (took 1928.5 ms)\nstep 1: train loss 5.1 (took 71.5 ms)\n"
+
+
+@pytest.mark.parametrize("before", ["", "[2026-06-25 19:28:42] ", "1776142719.307 ", "[04:55:57] ", "[default0]:"])
+@pytest.mark.parametrize(
+    ("form", "text", "losses", "time_ms", "declared"),
+    [
+        ("nanoswe", NANOSWE, [10.398314, 10.340952], None, None),  # its clock starts after 11 steps
+        ("llm.c", FP32 + "val loss 4.0\n", [4.3, 4.2], 90.0, 2),
+        ("llm.c", LLM_C + "val loss 4.0\n", [5.2, 5.1], 2000.0, None),
+    ],
+)
+def test_lines_are_read_whatever_a_logger_or_a_launcher_puts_before_them(before, form, text, losses, time_ms, declared):
+    ((run,), facts) = read_console("".join(f"{before}{line}\n" for line in text.splitlines()).encode(), form)
+    known = run.columns["train_loss"][~np.isnan(run.columns["train_loss"])].tolist()
+    assert (known, run.train_time_ms, run.declared_steps) == (losses, time_ms, declared)
+    assert (run.complete, run.num_steps, facts["unmatched"]) == (True, 2, [])
+    if form == "nanoswe":
+        assert (run.val_loss, run.facts["gpu_name"], run.facts["world_size"]) == (None, "NVIDIA B200", 8)
+    else:
+        assert (run.val_loss, run.val_step) == (4.0, 2)
+
+
+@pytest.mark.parametrize("word, unmatched", [("skipped", 0), ("None", 0), ("0.99x", 1), ("skipped 0.9", 1), ("", 1)])
+def test_a_metric_that_was_not_evaluated_is_none_and_one_that_was_torn_is_reported(word, unmatched):
+    steps = "step 00000 (0.0%) | loss: 9.0 | lrm: 1.00 | dt: 900ms | tok/sec: 5 | mfu: 1% | remaining: 300s\n"
+    ((run,), facts) = read_console(f"{steps}val_bpb:          {word}\nnum_steps: 1\n".encode(), "autoresearch")
+    assert (run.headline, run.num_steps, len(facts["unmatched"])) == ({}, 1, unmatched)
 
 
 @pytest.mark.parametrize("time", ["nan", "inf"])

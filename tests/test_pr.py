@@ -2,10 +2,12 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import pytest
 import real_runs
 
+from bench.claims.rules import pull_requests
 from bench.cli import pr
 from bench.record import clock_lines
 from bench.record.importers import modded_nanogpt
@@ -42,6 +44,7 @@ print("done")
 """
 SMI = "| {n}  NVIDIA H100 80GB HBM3          On  |"
 FASTER, SLOWER = [70.1, 70.2, 70.0, 70.15, 70.05], [71.1, 71.2, 71.0, 71.15, 71.05]
+FIRST, SECOND = "2026-01-01_First", "2026-02-02_Second"  # records of a clone
 LOSSES = [3.2770, 3.2781, 3.2775, 3.2768, 3.2779]
 
 
@@ -61,14 +64,14 @@ def log(source, time_s, loss, minute, num_gpus=8):
 
 @pytest.fixture
 def planted(tmp_path):
-    def plant(candidate=SCRIPT, baseline=SCRIPT, times=FASTER, losses=LOSSES, folders=("baseline", "this_pr")):
+    def plant(candidate=SCRIPT, baseline=SCRIPT, times=FASTER, losses=LOSSES, folders=("baseline", "this_pr"), gpus=8):
         sides = [(folders[0], baseline, SLOWER, LOSSES)] * bool(baseline) + [(folders[1], candidate, times, losses)]
         for number, (name, source, times_s, side_losses) in enumerate(sides):
             for run, (time_s, loss) in enumerate(zip(times_s, side_losses, strict=False)):
                 path = tmp_path / "pull" / name / f"{run}.txt"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                text = log(source.replace("seed = 1", f"seed = {run}"), time_s, loss + number / 1e4, 10 * number + run)
-                path.write_text(text)
+                source_of_run = source.replace("seed = 1", f"seed = {run}")
+                path.write_text(log(source_of_run, time_s, loss + number / 1e4, 10 * number + run, gpus))
         return tmp_path / "pull"
 
     return plant
@@ -112,6 +115,7 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
         ("slower", {"times": [72.1, 72.2, 72.0, 72.15, 72.05]}, "same_hardware", "FAIL", "slower than its baseline"),
         ("no faster", {"times": SLOWER}, "same_hardware", "not shown", "71.10 s to 71.10 s, +0.00 %"),
         ("no baseline", {"baseline": ""}, "same_hardware", "not shown", "no logs of a baseline"),
+        ("one GPU", {"gpus": 1}, "same_hardware", "reader", "; but 1 GPUs and 1 ranks instead of 8"),
         ("one run", {"losses": LOSSES[:1]}, "mean_loss", "not shown", "one run has no spread"),
         ("one seed, printed", {"candidate": CHANGED_SEED}, "mean_loss", "not shown", "5 runs count as 1 by their seed"),
         ("nothing can reach it", {"losses": [0.27]}, "mean_loss", "FAIL", "val_loss 0.27010 is below 2.5, which no"),
@@ -167,6 +171,35 @@ def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, cap
     with pytest.raises(ValueError, match="it holds no log of a complete run|it holds no log"):
         (folder / "empty").mkdir()
         pr.main([str(folder / "empty")])
+    for path in folder.iterdir():
+        path.rename(folder / {"one": "baseline", "two": "master"}.get(path.name, path.name))
+    with pytest.raises(ValueError, match=r"every log is a baseline's \(baseline is named like one, master is named"):
+        pr.main([str(folder)])
+
+
+@pytest.mark.parametrize(
+    ("names", "word", "evidence"),
+    [
+        (("baseline", "prior"), "reader", "; but slower than prior; the logs do not say which"),
+        (("control", "prior"), "not shown", "slower than prior, 69.60 s to 70.10 s"),
+        (("prior", ""), "FAIL", "it is slower than its baseline"),
+        (("baseline", "old"), "pass", "sessions alone do is up to 1.8 %"),  # old has fewer steps
+    ],
+)
+def test_of_two_baselines_that_disagree_none_refuses_a_record(planted, capsys, names, word, evidence):
+    """Record 74 has its record before as baseline/ and a step of its own development as prior/, with more logs."""
+    folder = planted(CHANGED, baseline="" if word == "FAIL" else SCRIPT, folders=(names[0], "this_pr"), times=FASTER)
+    prior = folder / (names[1] or names[0])
+    prior.mkdir()
+    for run, time_s in enumerate([69.6, 69.7, 69.5, 69.65, 69.55, 69.62]):  # one log more than the other baseline
+        text = log(SCRIPT.replace("+= 1", "+= 3"), time_s, LOSSES[run % 5], 30 + run)
+        text = text.replace("step:10/", "step:9/").replace("/10 ", "/9 ") if names[1] == "old" else text
+        (prior / f"{run}.txt").write_text(text)
+    code, grades, report = answers(folder, capsys)
+    assert grades["same_hardware"] == word and evidence in report["answers"]["same_hardware"][1], report["answers"]
+    assert code == (0 if word in ("reader", "pass") else 1)
+    recorded = SimpleNamespace(baseline=SimpleNamespace(known_as="an earlier record"))
+    assert pull_requests._other_baselines(recorded) == ([], [])  # its code is that record's, so no other comes before
 
 
 def test_the_pull_requests_script_decides_between_groups_of_logs_and_the_others_are_named(planted, capsys):
@@ -216,9 +249,8 @@ def test_the_rerun_writes_both_sources_and_the_race(planted, capsys, tmp_path):
     command = capsys.readouterr().out.split()
     assert command[:3] == ["./run.sh", "race", f"Baseline=script={tmp_path}/race/baseline/train_gpt.py"]
     assert command[-3:] == ["track=gpt2_small", "n=3", "script.sandbox=true"]  # it is somebody else's
-    assert (tmp_path / "race/candidate/train_gpt.py").read_text().strip() == CHANGED.replace(
-        "seed = 1", "seed = 0"
-    ).strip()
+    written = (tmp_path / "race/candidate/train_gpt.py").read_text()
+    assert written.strip() == CHANGED.replace("seed = 1", "seed = 0").strip()
     with pytest.raises(ValueError, match="embed no source|there is no baseline"):
         pr.main([str(planted(CHANGED, "")), "--candidate", "*/*", "--rerun", str(tmp_path / "race")])
 
@@ -232,15 +264,11 @@ def clone(planted, tmp_path):
     git = functools.partial(real_runs.git, where)
     home.mkdir(parents=True)
     git("init", "-q", "-b", "master")
-    planted(SCRIPT, "", SLOWER, folders=("", "2026-01-01_First")).joinpath("2026-01-01_First").rename(
-        home / "2026-01-01_First"
-    )
+    planted(SCRIPT, "", SLOWER, folders=("", FIRST)).joinpath(FIRST).rename(home / FIRST)
     git("add", "."), git("commit", "-qm", "first")
-    planted(CHANGED, "", folders=("", "2026-02-02_Second")).joinpath("2026-02-02_Second").rename(
-        home / "2026-02-02_Second"
-    )
+    planted(CHANGED, "", folders=("", SECOND)).joinpath(SECOND).rename(home / SECOND)
     for minute in (50, 51):  # logs of another code
-        (home / "2026-02-02_Second" / f"z{minute}.txt").write_text(log(f"{SCRIPT}x = 1\n", 60 + minute, 3.3, minute))
+        (home / SECOND / f"z{minute}.txt").write_text(log(f"{SCRIPT}x = 1\n", 60 + minute, 3.3, minute))
     (where / "train_gpt.py").write_text(CHANGED)
     for command in ("add .", "commit -qm second", "update-ref refs/pull/7/head HEAD", "reset -q --hard HEAD~1"):
         git(*command.split())
@@ -249,7 +277,7 @@ def clone(planted, tmp_path):
 
 def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_the_same_node(clone, capsys):
     code, _, report = answers("7", capsys, "--clone", str(clone))
-    assert (code, report["candidate"], report["baseline"]) == (1, "0", "2026-01-01_First")
+    assert (code, report["candidate"], report["baseline"]) == (1, "0", FIRST)
     assert "0 was chosen by the code of the pull request's script, and --candidate z50" in report["choice"]
     word, evidence = report["answers"]["same_hardware"]
     assert word == "not shown" and "71.10 s to 70.10 s" in evidence
@@ -258,6 +286,28 @@ def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_
             pr.main([number, "--clone", str(clone)])
     with pytest.raises(ValueError, match="--clone DIR names a clone"):
         pr.main(["7"])
+
+
+def test_all_commits_of_a_pull_request_count_after_it_was_merged_and_track_3_has_other_rules(
+    clone, capsys, monkeypatch
+):
+    def git(*commands):
+        for command in commands:
+            real_runs.git(clone, *command.split())
+
+    git("checkout -q refs/pull/7/head", "commit -q --allow-empty -m words", "update-ref refs/pull/7/head HEAD")
+    git("checkout -q master", "commit -q --allow-empty -m other", "merge -q --no-ff refs/pull/7/head -m m")
+    code, _, report = answers("7", capsys, "--clone", str(clone))
+    assert (code, report["candidate"], report["baseline"]) == (1, "0", FIRST)
+    git("checkout -q -b third", f"mv records/track_1_short/{SECOND} other", "commit -qm away")
+    third = "records/track_3_optimization"
+    (clone / third).mkdir()
+    git(f"mv other {third}/results", "commit -qm 3", "update-ref refs/pull/8/head HEAD", "checkout -q master")
+    exported = []
+    monkeypatch.setattr(pr, "_write_tree", lambda clone, commit, paths, into: exported.extend(paths))
+    with pytest.raises(ValueError, match="steps: this track has no rules for pull requests: ./run.sh judge --track st"):
+        pr.main(["8", "--clone", str(clone)])
+    assert exported and f"{third}/results" not in exported  # not all of upstream's results
 
 
 # ---- lines outside the clock, and code that is one

@@ -168,9 +168,8 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
     folder, commit = script.checked_out(repository, "v1")
     assert script.checked_out(repository, commit) == (folder, commit)
-    assert (folder / "engine" / "data" / "__init__.py").read_bytes() == (
-        PACKAGE / "engine/data/__init__.py"
-    ).read_bytes()
+    name = "engine/data/__init__.py"
+    assert (folder / name).read_bytes() == (PACKAGE / name).read_bytes()
     assert (folder / "data" / "train.bin").read_bytes() == b"made"
     (repository / "console.txt").write_text("of a race that is shown here")  # linked, and no source
     script.checked_out(repository, commit)

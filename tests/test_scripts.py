@@ -48,9 +48,8 @@ def test_a_script_of_modded_nanogpts_habits_runs_unmodified_on_two_ranks(modded)
     assert (run["model"], run["optim"], run["world_size"]) == ({"arch": "train_gpt.py"}, "unknown", 2)
     assert [row["step"] for row in rows] == list(range(21))
     assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 10, 20]
-    assert (
-        run["metrics"]["train_s"] == max(row.get("train_time_at_val_ms") or row["train_time_ms"] for row in rows) / 1e3
-    )
+    last_ms = max(row.get("train_time_at_val_ms") or row["train_time_ms"] for row in rows)
+    assert run["metrics"]["train_s"] == last_ms / 1e3
     assert "batch_tokens" not in run["measured"] and run["metrics"]["tokens_per_s"] is None
     assert run["environment"]["torch"] is not None
     assert run["environment"]["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
@@ -497,9 +496,8 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, monkeypatch,
 def test_a_script_gets_the_variables_that_the_record_names_and_no_others(tmp_path):
     script = tmp_path / "mine" / "train.py"
     script.parent.mkdir()
-    script.write_text(
-        "import os\nprint({k: os.environ.get(k) for k in ('TOY', 'HIDDEN', 'RANK', 'OMP_NUM_THREADS')})\n"
-    )
+    names = ("TOY", "HIDDEN", "RANK", "OMP_NUM_THREADS")
+    script.write_text(f"import os\nprint({{name: os.environ.get(name) for name in {names}}})\n")
     folder = scripted.run(tmp_path / "r", script, "script.env={TOY: 3}", expect=1, HIDDEN="1")
     printed = (folder / "logs" / "rank0.log").read_text()
     assert "'TOY': '3', 'HIDDEN': None, 'RANK': '0'" in printed

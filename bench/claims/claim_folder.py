@@ -63,9 +63,8 @@ def _is_claimed(path: Path, claimed: Claimed) -> bool:
     """Returns whether the run is on the claim's track, in its arm if it was raced, and no warm-up run."""
     run = run_folder.read(path)
     race = run.get("race") or {}
-    return (
-        run["track"] == claimed["track"] and not race.get("discarded") and (not race or race["arm"] == claimed["arm"])
-    )
+    is_of_arm = not race or (race["arm"] == claimed["arm"] and not race.get("discarded"))
+    return run["track"] == claimed["track"] and is_of_arm
 
 
 def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | None = None) -> None:

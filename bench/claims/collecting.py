@@ -222,9 +222,8 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
         except damage.Missing:
             role = artifact["role"]
             remedy = f" (published records lack such files: use --without {role})"
-            raise ValueError(
-                f"its {artifact['path']} is not there{remedy * (role in verification.LOCAL_ROLES)}"
-            ) from None
+            remedy *= role in verification.LOCAL_ROLES
+            raise ValueError(f"its {artifact['path']} is not there{remedy}") from None
 
     with concurrent.futures.ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         for copied in [pool.submit(copy, artifact) for artifact in files]:
@@ -283,9 +282,8 @@ def _look_for_others(place: Place, theirs: Ledger, collected: Collected) -> None
                 if record.get("provenance") == "imported":
                     collected.num_imported += 1
                 elif "run_id" in record:
-                    collected.refused.append(
-                        f"{name}: is not in the ledger there: it came from elsewhere, or lines were lost"
-                    )
+                    why = "is not in the ledger there: it came from elsewhere, or lines were lost"
+                    collected.refused.append(f"{name}: {why}")
 
 
 # ---- certificates, audits and sweeps

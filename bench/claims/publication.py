@@ -273,7 +273,6 @@ def _faults(path: str, text: str) -> Iterator[str]:
     clean = credentials.redacted(text)
     redacted = private.redact(clean, REPO, user="")  # user="": the user's name may be an ordinary word
     if redacted != clean:
-        number = next(
-            n for n, (a, b) in enumerate(zip(clean.split("\n"), redacted.split("\n"), strict=True), 1) if a != b
-        )
+        lines = zip(clean.split("\n"), redacted.split("\n"), strict=True)
+        number = next(number for number, (before, after) in enumerate(lines, 1) if before != after)
         yield f"{shown}, line {number}: names this machine's repository, home or host"

@@ -77,7 +77,9 @@ def sides_of(
     bases = [kind for kind in sides if not kind.given and (kind.is_base or sides[kind].known_as)]
     own = [kind for kind in sides if kind not in bases and kind.given != (base or None)]
     if not own:
-        why = "every log is a baseline's by its name or its code"
+        reasons = [f"{side.name} has the code of {side.known_as}" for side in sides.values() if side.known_as]
+        reasons += [f"{side.name} is named like one" for side in sides.values() if not side.known_as]
+        why = f"every log is a baseline's ({some(reasons, 4)})"
         raise ValueError(f"{why}: --candidate GLOB names the pull request's own")
     own.sort(key=lambda kind: list(likeliness(kind).values()), reverse=True)
     chosen = _Kind(candidate) if candidate else own[0]
@@ -89,7 +91,8 @@ def sides_of(
         choice += f"{some(rivals, 6, ' or ')} judges another."
     device = sides[chosen].rows[0]["device"]
     bases = [_Kind(base)] if base else [kind for kind in bases if kind.device == device]
-    bases.sort(key=lambda kind: (not sides[kind].known_as, -kind.steps, -len(sides[kind].logs)))
+    named = {kind: "baseline" in sides[kind].name.lower() for kind in bases}
+    bases.sort(key=lambda kind: (not sides[kind].known_as, -kind.steps, not named[kind], -len(sides[kind].logs)))
     others = [side for kind, side in sides.items() if kind != chosen and kind not in bases]
     return sides[chosen], [sides[kind] for kind in bases], others, choice
 

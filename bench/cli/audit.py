@@ -101,8 +101,7 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh audit", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race or RACE:ARM")
     kinds = ", ".join(KINDS)
-    parser.add_argument(
-        "--only", action="append", choices=KINDS, metavar="KIND", help=f"run only this audit; may be repeated: {kinds}"
-    )
+    only = f"run only this audit; may be repeated: {kinds}"
+    parser.add_argument("--only", action="append", choices=KINDS, metavar="KIND", help=only)
     parser.forms("print a list of what was found", says_more=True)
     return parser

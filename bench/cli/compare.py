@@ -155,9 +155,7 @@ def _parser() -> arguments.Parser:
         help="possible (default): --fail-on fails unless the change is excluded; shown: only if it is shown",
     )
     parser.flag("--force", help="show numbers even if not comparable, but no verdict")
-    parser.add_argument(
-        "--target", type=float, metavar="VALUE", help="target of the goal's metric; default: the runs' own"
-    )
+    parser.add_argument("--target", type=float, metavar="VALUE", help="of the goal's metric; default: the runs' own")
     parser.add_argument(
         "--margin",
         type=float,

@@ -106,6 +106,8 @@ def _why_no_run(path: Path, unmatched: Sequence[Any], form: str) -> str:
     other = next((other for other in dialects.NAMES if other != form and dialects.read_file(path, other)[0]), None)
     if other:
         return f"no run: it has no step lines of {form}, but some of {other}: ./run.sh import {other} {path}"
+    if data.partition(b"\n")[0].count(b"\t") > 1:
+        return "no run: a table, not a log: import the logs of its runs, or race the commits that it names"
     return f"no run: it has no step lines of {form}"
 
 

@@ -62,9 +62,8 @@ def _parser() -> arguments.Parser:
     lines = "\n".join(f"  {name}: {about_rule}" for name, about_rule in about.items())
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs or logs claimed together, a race, a claim folder")
-    parser.add_argument(
-        "--track", metavar="NAME", choices=groups.choices("track"), help="the track of logs, which do not name it"
-    )
+    tracks = groups.choices("track")
+    parser.add_argument("--track", metavar="NAME", choices=tracks, help="the track of logs, which do not name it")
     help_text = "require that it is better than this result by track 3's pairwise rule: at fewer steps, or a lower loss"
     parser.add_argument("--against", nargs="+", metavar="RUN", help=help_text)
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")

@@ -78,7 +78,8 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     track = args.track or next(tracks, "gpt2_small")
     standard = claims.standard(track)
     if not standard.track.rules.pull_request:
-        raise ValueError(f"--track {track}: it has no rules for pull requests; ./run.sh judge has others")
+        why = f"{track}: this track has no rules for pull requests"
+        raise ValueError(f"{why}: ./run.sh judge --track {track} judges its logs")
     logs, num_incomplete = _logs(folder, track, standard.goal.target_val_loss)
     if not logs:
         raise ValueError(f"{shown(folder)}: it holds no log of a complete run: a pull request brings logs ({SUFFIX})")
@@ -242,17 +243,16 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
     if not tip:
         have = f"it has no {ref} and no commit that names (#{number})"
         raise ValueError(f"--clone {shown(clone)}: {have}: git fetch origin pull/{number}/head:{ref} there")
-    main_line = git.ask(clone, "merge-base", tip, "HEAD") if head else None
+    later = git.ask(clone, "rev-list", "--reverse", "--ancestry-path", "--first-parent", f"{tip}..HEAD") or ""
+    merge = later.partition("\n")[0]  # the commit that merged it, or ""
+    main_line = git.ask(clone, "merge-base", tip, f"{merge}^1" if merge else "HEAD") if head else None
     base = main_line.strip() if main_line and main_line.strip() != tip else f"{tip}^"
     try:
-        added = git.run(
-            clone, "diff", "--name-only", "--no-renames", "--diff-filter=A", base, tip, "--", "records"
-        ).splitlines()
+        only = ("--name-only", "--no-renames", "--diff-filter=A")
+        added = git.run(clone, "diff", *only, base, tip, "--", "records").splitlines()
         parts = [PurePosixPath(name).parts for name in added if name.endswith(SUFFIX)]
-        folders = sorted(
-            {"/".join(part[:3]) for part in parts if len(part) > 3},
-            key=lambda name: -sum(name in path for path in added),
-        )
+        parts = [part[: 4 if part[2] == "results" else 3] for part in parts if len(part) > 3]  # results: of track 3
+        folders = sorted({"/".join(part) for part in parts}, key=lambda name: -sum(name in path for path in added))
         if not folders:
             why = f"the pull request adds no log ({SUFFIX}) below records/"
             raise ValueError(f"{number}: {why}: give the folder of its logs")
@@ -290,9 +290,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--track", metavar="NAME", choices=groups.choices("track"), help="default: by FOLDER's path")
     parser.add_argument("--candidate", metavar="GLOB", help="the logs that are judged, below FOLDER: 'this_pr/*'")
     parser.add_argument("--baseline", metavar="GLOB", help="the logs of the baseline, below FOLDER")
-    parser.add_argument(
-        "--script", metavar="FILE", help="the script that made the candidate's logs, if they embed none"
-    )
+    parser.add_argument("--script", metavar="FILE", help="the script of the candidate's logs, if they embed none")
     parser.add_argument("--rerun", metavar="DIR", help="write both sources there and print the race that decides")
     parser.flag("--go", help="with --rerun: start that race here")
     parser.add_argument("--out", metavar="FILE", help="write the Markdown there instead")

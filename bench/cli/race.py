@@ -193,9 +193,7 @@ def _parser() -> arguments.Parser:
     arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")
     arguments.latest(parser, "--look", "show the interim state; the ledger keeps the look")
     arguments.latest(parser, "--abandon", "end it without a verdict, where it cannot be resumed; the ledger keeps it")
-    parser.add_argument(
-        "--from-sweep", metavar="ID", help="race the best configs of this sweep, by the mean of the goal's metric"
-    )
+    parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by the mean metric")
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
     parser.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help=fails)
@@ -203,8 +201,7 @@ def _parser() -> arguments.Parser:
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)
     help_ = "20 s of the machine's figures before and after (5 s on a CPU): flag what fell behind, or refuse to begin"
-    parser.add_argument(
-        "--machine", choices=condition.MODES, default="auto", help=help_ + "; auto: flag, on GPUs alone"
-    )
+    help_ += "; auto: flag, on GPUs alone"
+    parser.add_argument("--machine", choices=condition.MODES, default="auto", help=help_)
     parser.forms("print race.json, of an interrupted race as far as it has come", "print race.md", says_more=True)
     return parser

@@ -126,9 +126,8 @@ def _parser() -> arguments.Parser:
         metavar="KEY=VALUE",
         help="runs that meet all conditions; also 'KEY<VALUE' and != <= > >=; KEY=A,B: either; 'model=g*': a glob",
     )
-    parser.add_argument(
-        "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="only these; a glob matches several"
-    )
+    help_ = "only these; a glob matches several"
+    parser.add_argument("--columns", nargs="+", action="extend", default=[], metavar="KEY", help=help_)
     parser.flag("--group", help="group repeats, with n, mean and sd")
     parser.add_argument(
         "--baseline",

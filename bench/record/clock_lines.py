@@ -173,9 +173,8 @@ def _phases(statements: Sequence[ast.stmt]) -> list[str]:
     """Returns the phase of each statement, in source order; the body of a loop counts once."""
     edges = _edges(_simple(statements))
     last = max((line for line, is_start in edges.items() if not is_start), default=0)
-    ends = (
-        loop.end_lineno or 0 for loop in statements if isinstance(loop, (ast.For, ast.While)) and loop.lineno < last
-    )
+    loops = (node for node in statements if isinstance(node, (ast.For, ast.While)) and node.lineno < last)
+    ends = (loop.end_lineno or 0 for loop in loops)
     end = max((end for end in ends if end >= last), default=last)  # the end of the loop with the last stop of the clock
     phases, phase = [], BEFORE
     for node in statements:

@@ -31,9 +31,7 @@ from bench.record import shape, validity
 from bench.record.shape import Record, Section
 
 SCHEMA_VERSION = 1
-UPGRADERS: dict[
-    int, Callable[[dict[str, Any]], dict[str, Any]]
-] = {}  # {version: function that upgrades a record of that version to the next}
+UPGRADERS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # {version: upgrades its records to the next}
 # Files that launcher and workers exchange during a run; as temporary files they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 WEIGHTS = "checkpoint/weights.safetensors"  # with checkpoint.save=true

@@ -123,9 +123,8 @@ def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
         "target_val_loss": (config.goal.target_val_loss, goal.get("target_val_loss")),
         "target_gap_nats": (config.goal.target_gap_nats, goal.get("target_gap_nats")),
     }
-    wrong = [
-        f"{what}: {there!r}, but the record says {here!r}" for what, (there, here) in pairs.items() if there != here
-    ]
+    unequal = [(what, *pair) for what, pair in pairs.items() if pair[0] != pair[1]]
+    wrong = [f"{what}: {there!r}, but the record says {here!r}" for what, there, here in unequal]
     path = files.folder / "environment.json"
     env = json_file.read(path) if path.exists() and not run.get("segments") else {}
     others = [key for key, fact in run["environment"].items() if key != "gpus" and env.get(key, fact) != fact]
@@ -181,9 +180,8 @@ def nothing_is_unrecorded(files: RunFiles, run: Record) -> tuple[bool, str]:
     names = map(plain_file.name_in_utf8, known)
     unlisted = [name for name in names if not any(name == of or name.startswith(f"{of}/") for of in not_kept)]
     sentences = [f"{path} is not listed" for path in unlisted + sorted(missing)]
-    return not sentences, "; ".join(sentences) or f"{len(listed)} listed" + (
-        f", {len(not_kept)} could not be kept" if not_kept else ""
-    )
+    lost = f", {len(not_kept)} could not be kept" if not_kept else ""
+    return not sentences, "; ".join(sentences) or f"{len(listed)} listed{lost}"
 
 
 def metrics_follow_from_the_facts(files: RunFiles, run: Record) -> tuple[bool, str]:

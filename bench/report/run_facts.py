@@ -257,7 +257,7 @@ def imported_section(run: Record) -> Section:
     started = f"{str(run['started_at']).removesuffix('Z')}, time zone {zone}"
     number, num_runs = of.get("run_of_file"), of.get("num_runs_of_file")
     facts = {
-        "harness": " ".join(filter(None, [of.get("format"), f"(lines of kind {of.get('format_id')})"])),
+        "harness": of.get("format"),
         "log": code(str(of.get("file"))),
         "sha256 of the log": code(str(of.get("sha256"))),
         "run of the log": f"{number + 1} of {num_runs}" if num_runs and number is not None and num_runs > 1 else None,

@@ -109,10 +109,8 @@ def streams(pull: PullRequest) -> Answer:
     if not new and not gone:
         return PASS, f"no statement that names the data pipeline ({some(patterns, 3)}) differs from the baseline's"
     lines = [f"line {line.number}: {shortly(line.text)}" for line in new] or [shortly(text) for _, text in gone]
-    return (
-        READER,
-        f"{counted(len(new) + len(gone), 'statement')} that name the data pipeline differ: {some(lines, 3, '; ')}",
-    )
+    num = counted(len(new) + len(gone), "statement")
+    return READER, f"{num} that name the data pipeline differ: {some(lines, 3, '; ')}"
 
 
 def mean_loss(pull: PullRequest) -> Answer:
@@ -149,12 +147,13 @@ def systems_waiver(pull: PullRequest) -> Answer:
         return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"
     if steps[0] != steps[1] or None in steps:
         return FAIL, f"{steps[1]} steps, the baseline {steps[0]}: the ML was touched"
-    low, high = loss["ci95"]
-    if low > 0:
-        return FAIL, f"its losses are higher than the baseline's: {wording.interval([low, high], 5, ' nats')}"
-    return READER, f"equal steps, and losses within {wording.interval([low, high], 5, ' nats')} of the baseline's: " + (
-        "a person must say that the change is of systems alone"
+    interval, person = (
+        wording.interval(loss["ci95"], 5, " nats"),
+        "a person must say that the change is of systems alone",
     )
+    if loss["ci95"][0] > 0:
+        return FAIL, f"its losses are higher than the baseline's: {interval}"
+    return READER, f"equal steps, and losses within {interval} of the baseline's: {person}"
 
 
 def flags(pull: PullRequest) -> Answer:
@@ -178,22 +177,47 @@ def same_hardware(pull: PullRequest) -> Answer:
     time = pull.compared["time"]
     if time["change_pct"] is None:
         return NOT_SHOWN, f"{_printed(pull)}, not comparable: {'; '.join(pull.compared['reasons'][:2])}"
-    drift_pct, edges = time["drift_pct"] or 0.0, time["ci95_pct"]
     means = " to ".join(f"{mean_s:.2f} s" for mean_s in time["mean_s"])
     change = f"{means}, {time['change_pct']:+.2f} %"
     if not pull.is_same_pr:
         return NOT_SHOWN, f"the baseline's logs are not of this pull request, so maybe of another machine: {change}"
-    if edges is None:
+    own = _edges_pct(time)
+    if own is None:
         return NOT_SHOWN, f"{change}: one run of a side has no spread"
-    own = [edges[0] + drift_pct, edges[1] - drift_pct]
     change += f" (95 % interval {wording.interval(own, 2, ' %')}, p = {wording.p_text(time['p']) or '-'})"
+    faster, slower = _other_baselines(pull)
+    which = "; the logs do not say which is the record before: --baseline GLOB names it"
+    if own[0] > 0 and slower:
+        return NOT_SHOWN, f"slower than {pull.compared['arms'][0]}, {change}, but faster than {some(slower)}{which}"
     if own[0] > 0:
         return FAIL, f"it is slower than its baseline: {change}"
     if own[1] >= 0:
         return NOT_SHOWN, change
-    whose = f", the code of {pull.baseline.known_as}" if pull.baseline and pull.baseline.known_as else ""
-    drift = f"; not interleaved, what sessions alone do is up to {drift_pct:.2g} %" if drift_pct else ""
-    return PASS, f"{change}{whose}{drift}"
+    change += f", the code of {pull.baseline.known_as}" if pull.baseline and pull.baseline.known_as else ""
+    if time["drift_pct"]:
+        change += f"; not interleaved, what sessions alone do is up to {time['drift_pct']:.2g} %"
+    if faster:
+        return READER, f"{change}; but slower than {some(faster)}{which}"
+    hardware = next(rule for rule in pull.judged if rule["rule"] == "the hardware is that of the track")
+    if hardware["passed"] is False:
+        return READER, f"{change}; but {hardware['evidence'].partition(': ')[2].partition('; ')[0]}"
+    return PASS, change
+
+
+def _other_baselines(pull: PullRequest) -> tuple[list[str], list[str]]:
+    """Returns (faster, slower) groups of as many steps that could be the baseline instead, whose code is new."""
+    if pull.baseline is None or pull.baseline.known_as:
+        return [], []
+    steps = pull.baseline.rows[0]["num_steps"]
+    rivals = [(side.name, other["time"]) for side, other in pull.controls if side.rows[0]["num_steps"] == steps]
+    known = [(name, edges) for name, time in rivals if (edges := _edges_pct(time))]
+    return [name for name, edges in known if edges[0] > 0], [name for name, edges in known if edges[1] < 0]
+
+
+def _edges_pct(time: Mapping[str, Any]) -> list[float] | None:
+    """Returns the 95 % interval of the change in time, without what sessions alone cause; None without a spread."""
+    edges, drift_pct = time["ci95_pct"], time["drift_pct"] or 0.0
+    return edges and [edges[0] + drift_pct, edges[1] - drift_pct]
 
 
 def diff_size(pull: PullRequest) -> Answer:

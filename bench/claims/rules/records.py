@@ -33,11 +33,8 @@ def every_record_is_internally_consistent(claim: Claim) -> Judged:
 
 def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
     """Git worked for every run: without it, whether the code matches a commit is unknown."""
-
-    def fault_of(run: Run) -> str | None:
-        return run.record["code"].get("git_failure")
-
-    return judge_each(claim.all_runs, fault_of, f"git did not fail for {counted(len(claim.all_runs), 'run')}")
+    good = f"git did not fail for {counted(len(claim.all_runs), 'run')}"
+    return judge_each(claim.all_runs, lambda run: run.record["code"].get("git_failure"), good)
 
 
 def every_run_completed(claim: Claim) -> Judged:
@@ -90,14 +87,12 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
     ]
     if failed:
         return False, "; ".join(failed)
-    outcomes = ", ".join(
-        f"{name} {audit['outcome']}{certificates.audit_limit(audit)}" for name, audit in by_run.items()
-    )
+    limit = certificates.audit_limit
+    outcomes = ", ".join(f"{name} {audit['outcome']}{limit(audit)}" for name, audit in by_run.items())
     scripts = [run for run in claim.runs if run.record.get("script") and run.record.get("referee")]
     if not scripts or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
-        return (
-            (True, outcomes) if by_run else (None, "each run holds its own validations on random and held-out tokens")
-        )
+        own = "each run holds its own validations on random and held-out tokens"
+        return (True, outcomes) if by_run else (None, own)
     from bench.plans.audit import auditing  # imports what starts runs, which few claims need
 
     own_audits = [(run.record, by_run[run.name]) for run in scripts if run.name in by_run]

@@ -64,11 +64,10 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
     Scripts that were raced with another interpreter each may differ in what that holds, from arm to arm.
     """
     if claim.is_of_logs:
-        differing = eligibility.differing_settings(claim.rows)
+        if not (differing := eligibility.differing_settings(claim.rows)):
+            return None, NOT_KNOWN
         timed = claim.track_rules.rules.judged == "time"
-        return False if differing and timed else None, (
-            f"{', '.join(differing)} differ" + "; the track judges no times" * (not timed) if differing else NOT_KNOWN
-        )
+        return not timed and None, f"{', '.join(differing)} differ" + "; the track judges no times" * (not timed)
     own, others = ([run for run in runs if run.record["status"] == "complete"] for runs in (claim.runs, claim.others))
     settings = {run.record["comparability_id"] for run in own + others}
     evidence = f"comparability_id {', '.join(sorted(map(str, settings)))}"
@@ -99,9 +98,8 @@ def every_run_has_its_own_seed(claim: Claim) -> Judged:
         evidence += f"; copies of these, not counted: {some(claim.copies, 3)}" if claim.copies else ""
     same = "have bit-identical training losses: they are one run, whatever their seeds"
     if any(run.record.get("script") for run in claim.runs):
-        evidence = (
-            f"seeds {_numbers(by_seed)}, which are labels: a script draws its own; no two runs printed the same losses"
-        )
+        labels = "which are labels: a script draws its own"
+        evidence = f"seeds {_numbers(by_seed)}, {labels}; no two runs printed the same losses"
         same = "printed the same losses throughout, as one seed gives them (script.args=['--seed={seed}'] may set it)"
     twice += [f"{', '.join(names)} {same}" for names in by_losses.values() if len(names) > 1]
     return not twice, "; ".join(twice) or evidence
@@ -158,9 +156,8 @@ def no_run_was_left_out(claim: Claim) -> Judged:
     }
     evidence = [f"{kind}: {_listed(claim, names)}" for kind, names in names_by_kind.items() if names]
     evidence = evidence or ["the ledger has no other run of this config and code"]
-    evidence += [
-        f"{_other_code(claim, kind, names)}: {_listed(claim, names)}" for kind, names in others.other_code.items()
-    ]
+    for kind, names in others.other_code.items():
+        evidence.append(f"{_other_code(claim, kind, names)}: {_listed(claim, names)}")
     return not others.dropped + others.near, "; ".join(evidence)
 
 
@@ -244,10 +241,8 @@ def _gain(claim: Claim, other: Claim, min_gain_nats: float) -> Judged:
     numbers = f"mean {metric.name} {stats.mean(new):.5f} (n={len(new)}) against {stats.mean(old):.5f} (n={len(old)})"
     needed = f"{min_gain_nats:g} nats a token" + f", {margin:.5f} {metric.unit} here," * (metric != VAL_LOSS)
     if p is None:
-        return (
-            False,
-            f"{numbers}: without a spread on both sides nothing is shown; needed are {needed} at p < {p_value}",
-        )
+        needed = f"needed are {needed} at p < {p_value}"
+        return False, f"{numbers}: without a spread on both sides nothing is shown; {needed}"
     return p < p_value, f"{numbers}: p = {p:.2g} that it is better by {needed} needed p < {p_value}"
 
 
@@ -282,9 +277,8 @@ def nothing_that_the_track_fixes_was_changed(claim: Claim) -> Judged:
         deviations = [deviation for deviation in all_deviations if not deviation.startswith(OF_TODAY)]
         return "; ".join(deviations[:3]) or None
 
-    return judge_each(
-        claim.runs, fault_of, f"{', '.join(claim.track_rules.fixed) or 'nothing'} as in track {claim.track}"
-    )
+    fixed = ", ".join(claim.track_rules.fixed) or "nothing"
+    return judge_each(claim.runs, fault_of, f"{fixed} as in track {claim.track}")
 
 
 def _deviations(config: schema.Config) -> list[str]:
@@ -370,9 +364,8 @@ def no_forbidden_instrument_ran(claim: Claim) -> Judged:
         disturbed, _ = metrics.flagged_steps(run.record)
         return f"an instrument disturbed {disturbed} steps" if disturbed else None
 
-    return judge_each(
-        claim.all_runs, fault_of, f"{', '.join(sorted(claim.runs[0].record['instruments'])) or 'none'} ran"
-    )
+    ran = ", ".join(sorted(claim.runs[0].record["instruments"])) or "none"
+    return judge_each(claim.all_runs, fault_of, f"{ran} ran")
 
 
 def only_allowed_flags_of_torch_compile_were_set(claim: Claim) -> Judged:

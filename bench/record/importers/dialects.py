@@ -22,7 +22,7 @@ from typing import Any
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import GIB, gib_from_bytes
-from bench.record.importers import consoles, modded_nanogpt, records
+from bench.record.importers import consoles, modded_nanogpt, programs, records
 from bench.record.importers.records import Run
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
@@ -38,7 +38,7 @@ GROUPS = (
     *("step", "total", "train_loss", "val_loss", *records.PRINTED_METRICS, "lr", "grad_norm"),
     *("train_time_ms", "train_time_s", "step_ms", "step_s"),
 )
-NAMES = ("modded-nanogpt", *consoles.FORMS)
+NAMES = ("modded-nanogpt", *programs.FORMS)
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
 MAX_BYTES = GIB  # the limit for a log; the largest public one has 5 MB
 
@@ -101,7 +101,7 @@ def reader_of(name: str) -> consoles.Form:
     """Returns a new reader for one of NAMES, or for a yaml of patterns.  ValueError: see read_yaml()."""
     if name == "modded-nanogpt":
         return Modded()
-    return consoles.FORMS[name]() if name in consoles.FORMS else read_yaml(name, name)
+    return programs.FORMS[name]() if name in programs.FORMS else read_yaml(name, name)
 
 
 def read_yaml(path: str, where: str) -> Patterns:
@@ -191,8 +191,8 @@ def read_file(
 ) -> tuple[list[tuple[Record, list[StepRow]]], dict[str, Any]]:
     """Reads a log.  Returns [(record, rows of steps.csv)] of its runs, and facts about the file.
 
-    facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes",
-    "num_runs"}.  Raises ValueError for an unknown format and for a file that cannot be read.
+    facts: {"unmatched": [(line number, text)], "num_repeated", "sha256", "num_bytes", "num_runs"}.  Raises ValueError
+    for an unknown format and for a file that cannot be read.
     """
     if form not in NAMES:
         raise ValueError(f"{form}: unknown format; choose from {', '.join(NAMES)}")

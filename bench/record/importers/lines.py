@@ -28,6 +28,7 @@ STRAYS = (
     re.compile(rb"train_time:[\d.]"),
     re.compile(rb"step_avg:[\d.]"),
 )
+DIGITS = b"0123456789."
 LAST_DECIMALS = re.compile(rb"\.(\d*)\s*$")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
 # "[rank0]: ", "0: "
@@ -39,13 +40,15 @@ STEP = re.compile(
 )
 WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # only val_time may have a blank; elsewhere a digit may be lost
 TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
-VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # progress within a validation
+# progress within a validation; a further loss of a step, such as val_loss_unmasked
+VAL_STEP = re.compile(
+    rb"(?:val_step:\d+/\d+(?: +\w+:[^\s:/]+)*|step:\d+/\d+(?: +(?:train|val)_loss_\w+:[^\s:/]+)+)\s*$"
+)
 MEASURED = re.compile(rb"loss|time|avg|lr")  # keys of losses, times and learning rates; other lines are only kept
 NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
 NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
 NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
 NOT_TWICE = (b"step", b"s")  # if these keys occur again, a second line was printed into the line
-ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))  # replaces every digit by 0
 # The most common shapes of lines.  Numbers have at most 15 digits, so that both ways of reading them round equally
 COMMON = re.compile(
     (
@@ -69,7 +72,6 @@ class Metrics:
     extras: dict[int, dict[str, str]] = field(default_factory=dict)  # {index of a metric line: {key: text}}
     # (line number from 0, text) of lines that look like metric lines but cannot be read
     unmatched: list[tuple[int, str]] = field(default_factory=list)
-    shapes: set[str] = field(default_factory=set)  # metric lines without their digits
     tails: list[dict[str, str]] = field(default_factory=list)  # {key: text} of "tailavg" lines, which are not steps
     others: list[str] = field(default_factory=list)  # lines of a step without a loss or a time, unchanged
     num_repeated: int = 0  # lines that repeat earlier lines
@@ -145,7 +147,6 @@ def _metrics(
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
     names = (*COLUMNS, *NOT_FINITE.values())
     metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
-    metrics.shapes = set(map(_shape, {match[0].translate(ZEROED) for match in common.values()}))
     indices = index_of[[*common]]
     for name, texts in zip(COMMON.groupindex, zip(*(match.groups() for match in common.values()))):
         known = [number is not None for number in texts]
@@ -156,7 +157,6 @@ def _metrics(
     mask = np.ones(len(line_numbers), bool)
     for number, line in metric_lines.items():
         index = int(index_of[number])
-        metrics.shapes.add(_shape(line))
         is_known = _read_fields(line, index, metrics)
         mask[index] = is_known == "step"
         if not is_known:
@@ -169,15 +169,11 @@ def _metrics(
     return metrics
 
 
-def _shape(line: bytes) -> str:
-    """Returns a line without its digits."""
-    return line.translate(None, b"0123456789.").decode("utf-8", "replace")
-
-
 def _is_cut(text: Sequence[bytes], line_numbers: Array) -> bool:
     """Whether the last line was cut: it has fewer decimals than the previous line of its shape."""
-    last = text[line_numbers[-1]]
-    before = next((line for number in line_numbers[-2::-1] if _shape(line := text[number]) == _shape(last)), b"")
+    last, *lines = (text[number] for number in line_numbers[::-1])
+    shape = last.translate(None, DIGITS)
+    before = next((line for line in lines if line.translate(None, DIGITS) == shape), b"")
     decimals_before, decimals = LAST_DECIMALS.search(before), LAST_DECIMALS.search(last)
     return decimals_before is not None and (decimals is None or len(decimals[1]) < len(decimals_before[1]))
 

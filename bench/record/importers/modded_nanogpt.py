@@ -34,7 +34,8 @@ SMI_DATE = re.compile(rb"\n(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d
 UTC_STAMP = re.compile(rb"\nRun UTC timestamp=(\S+)")
 SEED = re.compile(rb"\n(?:Using seed=|args: \{(?:[^\n]*, )?'seed': )(\d{1,20})\b")
 PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{1,12}) ([MG])iB")
-RULE = b"=" * 40
+# A line of 40 or more =.  To be fast, the lookbehind comes after the literal text.
+RULE = re.compile(rb"=" * 40 + rb"(?<![^\n]={40})[= \t\r]*$", re.M)
 PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # the possible beginnings of code
 FILE = re.compile(r"^-{40}\n# (\S+)\n-{40}$", re.M)  # the header of each further file that a log embeds
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
@@ -54,7 +55,7 @@ FIT_FRAC = 0.003  # how far a printed step_avg may be off, as it is rounded and 
 def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
     """Reads a log.  Returns its runs, none if it is not a training log, and facts about the file.
 
-    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.
+    facts: {"unmatched": [(line number from 1, text)], "num_repeated"}.
     """
     data = lines.plain(data)
     code, start = _source(data)
@@ -71,8 +72,7 @@ def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
     for run in runs:
         run.code_id = code_id
     unmatched = [(first_number + line, text) for line, text in metrics.unmatched]
-    counts = {"num_repeated": metrics.num_repeated, "num_tail_lines": len(metrics.tails)}
-    return runs, {"unmatched": unmatched, "format_id": _format(metrics)} | counts
+    return runs, {"unmatched": unmatched, "num_repeated": metrics.num_repeated}
 
 
 def sources(data: bytes) -> dict[str, str]:
@@ -188,9 +188,8 @@ def _meaning(columns: Columns) -> str | None:
         )
         errors = {name: np.abs(average / reported - 1) for name, (average, reported) in zip(MEANINGS, averages)}
     fits = {name: fit for name, off in errors.items() if len(off) and np.isfinite(fit := off.sum() / len(off))}
-    best = min(
-        fits, key=lambda name: fits[name], default=None
-    )  # the mean decides, as in a run with even steps a wrong meaning may fit most of them
+    # the mean decides, as in a run with even steps a wrong meaning may fit most of them
+    best = min(fits, key=lambda name: fits[name], default=None)
     return best if best is not None and 2 * np.count_nonzero(errors[best] < FIT_FRAC) > len(errors[best]) else None
 
 
@@ -243,38 +242,14 @@ def _source(data: bytes) -> tuple[bytes | None, int]:
     (None, 0) without code.  A part with lines that look like metric lines is only code if it looks like Python.
     """
     metric = lines.first(data)
-    first = _rule(data, 0)
+    first = last = RULE.search(data)
     if first is None:
         return None, 0
-    start, last = 0, _rule(data, 0)
-    if not data[: first[0]].strip():
-        start, last = first[1], _rule(data, first[1])
-    stop, after = last or (len(data), len(data))
+    start = 0
+    if not data[: first.start()].strip():
+        start, last = first.end(), RULE.search(data, first.end())
+    stop, after = last.span() if last else (len(data), len(data))
     code = data[start:stop].strip()
     if metric < stop and not (last and PYTHON.match(code) and IMPORT.search(code)):
         return None, 0
     return code or None, after
-
-
-def _rule(data: bytes, start: int) -> tuple[int, int] | None:
-    """Returns (start, end) of the next line that consists of 40 or more =; None without one."""
-    while (at := data.find(RULE, start)) >= 0:
-        end = data.find(b"\n", at)
-        end = len(data) if end < 0 else end
-        if (at == 0 or data[at - 1 : at] == b"\n") and not data[at:end].strip(b"= \t\r"):
-            return at, end
-        start = end
-    return None
-
-
-def _format(metrics: Metrics) -> str:
-    """Returns a short name for the format of the log."""
-    if not len(metrics):
-        return "Z_not_a_run_log"
-    if any(shape.startswith("s:") for shape in metrics.shapes):
-        return "A_llmc_s_trl"
-    if not any("train_time:s" in shape for shape in metrics.shapes):
-        return "B_ms_trainloss" if any("train_loss:" in shape for shape in metrics.shapes) else "C_ms_no_trainloss"
-    if metrics.extras:
-        return "F_s_ext"
-    return "E1_s_val_only" if all("val_loss:" in shape for shape in metrics.shapes) else "E2_s_with_train_lines"

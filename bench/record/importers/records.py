@@ -71,9 +71,8 @@ class Run:
                 first, count = np.flatnonzero(wrong)[0], int(np.count_nonzero(wrong))
                 value = f"{times_ms[first]:g} ms" if np.isfinite(times_ms[first]) else "no number"
                 where = f"at step {self.columns['step'][first]:g} it prints {value} as a time"
-                self.impossible.append(
-                    f"{where} ({counted(count, 'such line')}): no clock shows that, and it counts nowhere"
-                )
+                lines = f"{where} ({counted(count, 'such line')})"
+                self.impossible.append(f"{lines}: no clock shows that, and it counts nowhere")
                 self.columns = self.columns | {name: np.where(wrong, np.nan, times_ms)}
         if self.train_time_ms is not None and not 0 <= self.train_time_ms <= MAX_TIME_MS:
             times_ms = self.columns["train_time_ms"]
@@ -139,7 +138,6 @@ def _imported(run: Run, form: str, facts: dict[str, Any], file: str) -> Section:
     return {
         "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
         "format": form,
-        "format_id": facts["format_id"],
         "code_id": run.code_id,
         "file": file,
         "sha256": facts["sha256"],
