@@ -41,7 +41,7 @@ def standing(runs: Sequence[tuple[str, Row]], paths: Iterable[Path]) -> Standing
     boards = leaderboard.boards(runs, paths)
     sections: list[Block] = [*_sections(boards)]
     if others := sorted({str(row["track"]) for _, row in runs} - {board.track for board in boards}):
-        sections.append(Lines([f"No record is kept of {', '.join(others)}: this project has no rules for it."], True))
+        sections.append(Lines([f"No records, because the track has no rules: {', '.join(others)}."], True))
     linked = {_first_run(entry) for board in boards for entry in board.entries}
     return Standing(Section("Records", sections).html(), linked, Document("", [], sections).charts)
 

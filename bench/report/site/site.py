@@ -242,7 +242,7 @@ def races(results: Path | str, out: Path) -> Safe:
     ]
     if not lines:
         return Safe("")
-    about = soft("Each arm of a race against its baseline, newest first; the intervals are of 95 %.")
+    about = soft("Each arm of a race against its baseline, newest first, with 95 % intervals.")
     return section("Races", about, table(RACE_HEAD, lines, class_="races"), id="races")
 
 
@@ -306,7 +306,7 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
         return Safe("")
     lines.sort(key=lambda line: str(line[0] or ""), reverse=True)
     about = soft(
-        "Runs over all combinations of some values, newest first.  The best is the best of those tried, no verdict."
+        "Runs of all combinations of some values, newest first.  The best of many is partly lucky: no verdict."
     )
     return section("Sweeps", about, table(SWEEP_HEAD, lines, class_="races"), id="sweeps")
 
