@@ -1,12 +1,14 @@
 """Submissions that the referee of a search must not keep: scripts that cheat, and attacks on the referee itself.
 
-Each is submitted, in a sandbox, to a search whose champion is an honest script (tests/planted/contestants/bigram.py).
+Each is submitted, in a sandbox, to a search whose champion is an honest script (tests/planted/contestants/bigram.py),
+or as code of a model to a search for a lower loss whose champion is a model of ours.
 """
 
 import os
 
-from benchmarks.contestants import BIGRAM, CHEATING_SCRIPTS
+from benchmarks.contestants import BIGRAM, CHEATING_MODELS, CHEATING_SCRIPTS, LYING_MODELS, ON_TRACK, PLANTED, SMALL
 
+from bench.base.paths import working_folder
 from bench.plans.referee import deciding, refereeing
 from bench.plans.referee import search as searches
 
@@ -41,6 +43,7 @@ BEFORE = {
 }
 LINK = "diff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc/passwd\n"
 OUTSIDE = "diff --git a/../x b/../x\nnew file mode 100644\n--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n"
+PLAIN = "from models.gpt2 import GPT2\n\n\nclass Hack(GPT2):\n    pass\n"
 DIFFS = {"links a file of others": LINK, "writes beside its folder": OUTSIDE}
 SETTINGS = {
     "trains fewer steps": "goal.num_steps=5",
@@ -51,6 +54,7 @@ SETTINGS = {
     "raises its limits": "hardware.wall_timeout_s=1e9",
 }
 HACKS = (*CHEATING_SCRIPTS, *BEFORE, *DIFFS, *SETTINGS)
+OF_MODELS = (*CHEATING_MODELS, *LYING_MODELS, *(name for name in BEFORE if "reads no data" not in name))
 
 
 def search_in(results, folder, script=BIGRAM, overrides=WORDS, trust=False, **calibrated):
@@ -63,10 +67,28 @@ def search_in(results, folder, script=BIGRAM, overrides=WORDS, trust=False, **ca
     return searches.append(refereeing.begin(results, champion, settings), "calibrated", **facts)
 
 
+def search_of_models(results):
+    """Returns a search for a lower loss, with made-up calibration, whose champion is a model of ours."""
+    settings = {"on": "loss", "alpha": 0.05, "effect": 0.1, "budget_s": 1e6, "price": None, "trust": False}
+    champion = {"overrides": [*ON_TRACK, *SMALL, "model=gpt2", "goal.num_steps=40"], "rev": None}
+    facts = {"race_id": "none", "sd": 0.02, "effect": 0.1, "run_s": 5.0, "spent_s": 0.0, "devices": 1, "check_s": 0.3}
+    facts |= {"is_audited": True, "audits": list(refereeing.AUDITS)}
+    return searches.append(refereeing.begin(results, champion, settings), "calibrated", **facts)
+
+
 def submitted(search, hack, folder):
     """Writes a hack into folder and submits it.  Returns (the search afterwards, {"decision", "why"})."""
     path = folder / "hack"
-    if hack in CHEATING_SCRIPTS:
+    if search.settings["on"] == "loss":
+        path = path.with_suffix(".py")
+        if hack in BEFORE:
+            places = {"search": search.folder, "results": search.results, "pid": os.getpid()}
+            path.write_text(f"import os, sys, time\n{BEFORE[hack].format(**places)}\n{PLAIN}")
+        else:
+            name = "liars.py" if hack in LYING_MODELS else "own.py"
+            path.write_bytes((PLANTED / "contestants" / name).read_bytes())
+        override = f"model.arch={os.path.relpath(path, working_folder())}:{'Hack' if hack in BEFORE else hack}"
+    elif hack in CHEATING_SCRIPTS:
         override = f"script.args=[{hack},'--seed={{seed}}']"
     elif hack in SETTINGS:
         override = SETTINGS[hack]

@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_278,
-    "config": 3_155,
+    "config": 3_157,
     "machine": 4_366,
     "data": 1_763,
-    "record": 7_326,
+    "record": 7_325,
     "web": 1_202,
     "analysis": 8_295,
     "training": 8_720,
     "compare": 3_291,
-    "launch": 6_847,
+    "launch": 6_939,
     "report": 4_233,
-    "plans": 8_880,
+    "plans": 8_915,
     "claims": 3_109,
     "api": 1_358,
     "cli": 4_350,
     "models": 3_472,
-    "tests": 53_417,
+    "tests": 53_566,
 }
 SLACK = 250
 

@@ -54,8 +54,8 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
     for name in UNHASHED:
         del values[name]
     del values["track"]["rules"]  # rules judge runs and change none
-    # timeouts and prices change no run
-    for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s", "price_usd_per_hour"):
+    # timeouts, prices and a sandbox change no run
+    for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s", "price_usd_per_hour", "sandbox"):
         del values["hardware"][name]
     if values.get("stages"):
         values["stages"] = [schema.without_none(stage) for stage in values["stages"]]

@@ -162,6 +162,8 @@ class HardwareConfig:
     # end a run that prints nothing, makes no step and computes nothing for this long; null: never
     stall_timeout_s: Positive | None = 600.0
     wall_timeout_s: Positive | None = None  # end a run that lasts longer; null: no limit
+    # run the ranks of a model without network, home folder and other files; null: as you. script.sandbox is a script's
+    sandbox: bool | None = None
     # price of all hardware that the run uses, or with --jobs that the runs share; null: no costs in tables
     price_usd_per_hour: Positive | None = None
 

@@ -20,6 +20,7 @@ from bench.base import atomic, private, utc
 from bench.base.paths import REPO, results_root
 from bench.data.sources import datasets
 from bench.launch import allocation, finish, initial_record, ranks, ready, resume, summary
+from bench.launch.confined import Confined
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
 from bench.launch.nodes.joining import leader_of_allocation
@@ -132,7 +133,8 @@ class _Launch:
         self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))  # includes git, which the launcher starts
         env = ranks.environment(job.config.hardware)
         # a script gets the recorded variables, those of environment.PASSED and its own, but no secrets of the shell
-        self._env_of_ranks = environment.passed(env) | dict(job.script.env) if job.script else env
+        self._env_of_ranks = environment.passed(env) if job.script or job.config.hardware.sandbox else env
+        self._env_of_ranks |= dict(job.script.env) if job.script else {}
         self._env = environment.environment() | {"env": environment.env_variables(self._env_of_ranks)}
         self._run: Run = initial_record.record_of(job, self._env, command) | dict(plan)
         if leader:
@@ -141,6 +143,7 @@ class _Launch:
             self._run |= {"launched_by": slurm.facts()}
         self._guard: ranks.Guard | None = None
         self._watched: Watched | None = None
+        self._confined: Confined | None = None
         self._edges: EdgePipe | None = None
         self._survival: Section | None = None  # resume.survival()
         self._saved: resume.Watch | None = None  # only if the run can be resumed
@@ -204,8 +207,11 @@ class _Launch:
             from bench.launch.script import script_run  # imports numpy, which launchers of our own runs do not need
 
             self._watched = script_run.Watched(folder, job)
+            self._confined = self._watched.confined
         else:
             self._edges = EdgePipe(folder)
+            if job.config.hardware.sandbox:
+                self._confined = Confined(folder, job, [self._edges.path] if self._edges.path else [])
         pipes = self._watched.pipes if self._watched else []
         edge_pipe = self._edges.path if self._edges else None
         if survives and (survival := resume.survival(job.config, earlier)):
@@ -222,15 +228,18 @@ class _Launch:
         """Starts the ranks and waits for them.  Returns (exit code, the failure known to the launcher or None)."""
         config, series, guard = self._job.config, self._series, self._guard
         assert guard is not None
+        shown = self._confined.notes if self._confined and not self._watched else self._folder
         with (
             self._watched.watching() if self._watched else contextlib.nullcontext(),
             allocation.signalled_when_preempted() if self._saved else contextlib.nullcontext(),
             self._started(guard) as group,
             contextlib.nullcontext(series.bars) if series else Bars() as bars,
-            Progress(self._folder, config.goal.num_steps, bars, brief=series is not None) as progress,
+            Progress(shown, config.goal.num_steps, bars, brief=series is not None) as progress,
         ):
             if self._watched:
                 self._watched.started(guard.pid)
+            elif self._confined:
+                self._confined.watch(guard.pid)
             limits = Limits(config.hardware, guard.cpu_s)
             if self._run.get("segments"):
                 progress.read()
@@ -240,13 +249,13 @@ class _Launch:
                     return None, gone
                 if self._watched:
                     self._watched.tick()
-                    if why := self._watched.confined and self._watched.confined.exceeded():
-                        return None, failures.failure("over_limit", why, step=self._watched.step)
                     if self._watched.has_seen_its_windows():
                         return None, failures.failure("stopped", failures.WINDOW_ENDED, step=self._watched.step)
                     if self._watched.trains_past_its_budget():
                         return 0, None  # a complete run: what it reached within the budget counts
                 progress.show()
+                if why := self._confined and self._confined.exceeded():
+                    return None, failures.failure("over_limit", why, step=progress.step)
                 if self._stop and len(progress.validations) > num_asked:
                     num_asked = len(progress.validations)
                     if why := self._stop(progress.validations):
@@ -337,8 +346,8 @@ class _Launch:
         env = env | ({processes.WITHIN: around[0]} if around else {})
         is_bare = self._job.script is not None and not self._job.script.torchrun
         num_ranks = config.hardware.num_processes or 1
-        confined = self._watched.confined if self._watched else None
-        return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare, survives, confined)
+        words = (*around, *program)
+        return ranks.started(guard, num_ranks, self._folder, env, words, is_bare, survives, self._confined)
 
     def _finish(self, exit_code: int | None, failure: Section | None, signals: Signals) -> None:
         """Finishes the record with what is known only at the end."""
@@ -357,6 +366,8 @@ class _Launch:
                 if spent_s > LEAST_CORES * lasted_s
             ]
         gone = finish.removed(folder, self._place)
+        if self._confined and not gone:
+            self._confined.collect()
         if self._watched and not gone:
             failure = self._watched.conclude(run, exit_code, failure)
         failure = gone or failure or failures.classify(folder, exit_code)

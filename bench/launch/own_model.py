@@ -59,6 +59,8 @@ def refusals(configs: Sequence[schema.Config]) -> list[str]:
     """Returns check()'s message for each config, "" for one that can be trained; one process tries them all."""
     tried = []  # (index of the config, the setting that would be refused, the question)
     for number, config in enumerate(configs):
+        if config.hardware.sandbox:
+            continue  # nothing of its code is imported before its ranks are in their sandbox
         model, optim = _model(config), config.optim
         if user_code.is_import_path(model.arch) or model.args or _methods_of_stages(config):
             tried.append((number, f"model.arch={model.arch}", _question(config)))

@@ -17,7 +17,7 @@ from bench.data.sources import datasets
 from bench.launch import own_model
 from bench.launch.script import script
 from bench.launch.script.script import Script
-from bench.machine import code_copy, code_state, environment, gpus
+from bench.machine import code_copy, code_state, environment, gpus, sandbox
 from bench.record.exporters import dashboards
 from bench.training.instruments import registry
 
@@ -153,6 +153,8 @@ def prepare(
     uses_gpus = its_script is None and config.hardware.device != "cpu" and machine.num_gpus
     if uses_gpus and (fault := gpus.torch_fault()):
         raise ValueError(f"hardware.device={config.hardware.device}: {': '.join(fault)}")
+    if config.hardware.sandbox:
+        _check_sandbox(config)
     if check_own and its_script is None:
         own_model.check(config)
     data = config.data
@@ -185,6 +187,17 @@ def _resolve_look(config: schema.Config) -> None:
     if config.look.enabled is None:
         # a script is started again for it: only in its audit, or on request
         config.look.enabled = config.hardware.device == "cuda" and not why and config.script is None
+
+
+def _check_sandbox(config: schema.Config) -> None:
+    """Raises ValueError if the ranks of this run cannot be put into a sandbox."""
+    kind, why = sandbox.kind(), None
+    if config.script is not None:
+        why = "a script has script.sandbox=true instead"
+    elif config.hardware.nodes or config.checkpoint.every_min is not None or config.resume:
+        why = f"{kind} has no network for hardware.nodes, and no checkpoints to resume from"
+    if why:
+        raise ValueError(f"hardware.sandbox=true: {why}")
 
 
 def _check_survival(config: schema.Config) -> None:

@@ -10,7 +10,7 @@ faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and k
 Alone: records [CLONE] makes docs/reference/public-records.md (public_records.py).
 Alone: leaks [NUM_TOKENS ...]: how small a leak an audit on random tokens finds (leaks.py).
 Alone: nanogpt CLONE [NUM_THREADS ...]: the harness beside nanoGPT's own model and loop on a CPU (nanogpt.py).
-Alone: hacks [NAME ...]: submissions that a referee of a search must not keep, each raced for real (hacks.py).
+Alone: hacks [models] [NAME ...]: submissions that a referee must not keep, each raced for real (hacks.py).
 Alone: referee [NUM_SEARCHES]: false and true keeps of simulated searches, and their runs (referee.py).
 Alone: rounding FOLDER trains at other instruction sets what bench/plans/replay/rounding.json is made of (rounding.py).
 """

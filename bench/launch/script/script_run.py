@@ -5,19 +5,15 @@ twice a second, and conclude() once the ranks have ended.
 """
 
 import contextlib
-import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.base import atomic
-from bench.base.reading import plain_file
+from bench.launch import confined
 from bench.launch.prepare import Job
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
@@ -25,7 +21,7 @@ from bench.machine import processes, sandbox
 from bench.machine.meters import CpuMeter
 from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
-from bench.record import failures, metrics, printed_times, race_folder, run_folder, step_files
+from bench.record import failures, metrics, printed_times, run_folder, step_files
 from bench.record.importers import dialects
 from bench.record.importers.consoles import Form
 from bench.record.shape import Section
@@ -37,69 +33,31 @@ LOOK_S = 1.0  # interval of reading all that was printed, once the budget may be
 # validations included, is ended (assumed); only hardware.wall_timeout_s limits how long it compiles before
 OVERDUE_TIMES, OVERDUE_S = 3.0, 60.0
 WORKER = "bench/training/script_worker.py"
-NOTES = re.compile(
-    r"\.[\w-]+\.(facts|opened|profiled|raw)\.tmp"
-    r"|logs/(rank\d+\.failure\.json|flight_rank\d+)|memory/oom_rank\d+\.pickle"
-)
 
 
-class Confined:
-    """The ranks of a script in a sandbox (script.sandbox=true): what they see of this machine, and what is collected.
+class Confined(confined.Confined):
+    """The ranks of a script in a sandbox (script.sandbox=true), which write only to work/ and to the launcher's pipes.
 
-    The ranks see another folder, FOLDER/.sandbox.tmp, as the run's; it holds nothing but what they write there.  Only
-    work/ and the pipes into which they print are the run's, so they can neither read nor change a record or a ledger.
-    Once they have ended, NOTES that are regular files are moved to where the launcher reads them.
-
-    folder: of the run of a job with a script; call work_folder.make() before command().
+    Call work_folder.make() before command().
     """
 
-    def __init__(self, folder: Path, job: Job, pipes: Sequence[str]):
-        assert job.script is not None
-        self._folder, self._job, self._script, self._pipes = folder.absolute(), job, job.script, pipes
-        self.notes = self._folder / ".sandbox.tmp"
-        self.kind = sandbox.kind()
-        self._limits = sandbox.machine_limits(job.config.hardware.wall_timeout_s)
-        self._watch: sandbox.Watch | None = None
+    INPUTS = ()
+    NOTES = re.compile(
+        r"\.[\w-]+\.(facts|opened|profiled|raw)\.tmp"
+        r"|logs/(rank\d+\.failure\.json|flight_rank\d+)|memory/oom_rank\d+\.pickle"
+    )
 
-    def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """Returns sandbox.command() for the ranks."""
+    def _shards(self) -> dict[str, list[Path]]:
+        return {}
+
+    def _readable(self) -> list[Path | str]:
+        assert self._job.script is not None
         work = self._folder / work_folder.WORK
-        launch = atomic.read_json(self._folder / run_folder.LAUNCH) | {"launcher_pid": None, "shards": {}}
-        (self.notes / "logs").mkdir(parents=True)
-        (self.notes / run_folder.LAUNCH).write_text(json.dumps(launch))
-        writable = {self._folder: self.notes, work: work} | {Path(pipe): Path(pipe) for pipe in self._pipes}
-        if samples := env.get(line_sampler.VARIABLE):
-            writable[Path(samples)] = Path(samples)
-        env = dict(env)
-        for name in race_folder.COMPILED:  # not a cache that processes outside a sandbox read too
-            cache = Path(env.pop(name, ""))
-            if race_folder.CACHES in cache.parts:
-                cache.mkdir(parents=True, exist_ok=True)
-                writable[cache], env[name] = cache, str(cache)
-        readable = {self._job.code, *work_folder.linked(self._script, work)}
-        for python in (sys.executable, self._script.python):
-            readable.update(map(Path, sandbox.python_files(python)))
-        return sandbox.command(argv, env, readable, writable, self._limits, self._job.code, self.kind)
+        return [*work_folder.linked(self._job.script, work), *sandbox.python_files(self._job.script.python)]
 
-    def watch(self, guard_pid: int) -> None:
-        """Starts to check the limits of the ranks, which run below this process."""
-        self._guard_pid, self._watch = guard_pid, sandbox.Watch(guard_pid, self._limits, self._folder)
-
-    def exceeded(self) -> str | None:
-        """Returns a sentence about the limit that the ranks exceeded, for which they have been killed, or None."""
-        why = self._watch.exceeded() if self._watch else None
-        if why:
-            processes.signal_all(processes.children(self._guard_pid), signal.SIGKILL)
-        return why
-
-    def collect(self) -> None:
-        """Moves the ranks' notes to where the launcher reads them.  The ranks must have ended."""
-        for entry in plain_file.entries_below(self.notes) if self.notes.is_dir() else ():
-            name = os.path.relpath(entry.path, self.notes)
-            if NOTES.fullmatch(name) and entry.is_file(follow_symlinks=False):
-                (self._folder / name).parent.mkdir(exist_ok=True)
-                os.replace(entry.path, self._folder / name)
-        subprocess.run(["rm", "-rf", "--", self.notes], stderr=subprocess.DEVNULL)  # however deep: rmtree recurses
+    def _writable(self, env: Mapping[str, str]) -> dict[Path, Path]:
+        folders = [work_folder.WORK, env[line_sampler.VARIABLE]] if line_sampler.VARIABLE in env else [work_folder.WORK]
+        return {self._folder / name: self._folder / name for name in folders}
 
 
 class Watched:

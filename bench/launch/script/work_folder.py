@@ -59,7 +59,7 @@ def shard_paths(script: Script, dataset: Dataset, split: str, val_tokens: int) -
     if script.raw_data:
         return [_raw([shard.path for shard in shards])]
     if script.sandbox and split == "val" and not dataset.is_audit:
-        return _without_held_out(shards, val_tokens + 1)
+        return without_held_out(shards, val_tokens + 1)
     return [shard.path.resolve() for shard in shards]
 
 
@@ -96,10 +96,11 @@ def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path],
             (work / name).symlink_to(Path(entry.path).absolute())
 
 
-def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
+def without_held_out(shards: Sequence[ShardFile], num_kept: int, is_padded: bool = True) -> list[Path]:
     """Returns shards of the same sizes in which only the first num_kept tokens are real; what follows repeats these.
 
     So a loader reads what it would of the shards, and the held-out slice is nowhere in the sandbox.  Made once.
+    is_padded: False ends the shards after these tokens.
     """
     paths, start = [], 0
     for shard in shards:
@@ -107,15 +108,21 @@ def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
         if own >= shard.num_tokens:
             paths.append(shard.path.resolve())
             continue
+        if not (own or is_padded):
+            break
 
         def write(path: Path, shard: ShardFile = shard, own: int = own) -> None:
             import numpy as np
 
             kept = np.concatenate([other.tokens()[:num_kept] for other in shards])[:num_kept]
-            rest = np.resize(kept, shard.num_tokens - own)
+            rest = np.resize(kept, (shard.num_tokens - own) * is_padded)
             shard_files.write(path, np.concatenate([shard.tokens()[:own], rest]))
 
-        paths.append(made_copies.made_of([other.path for other in shards], f"val-{num_kept}-{len(paths)}", write))
+        paths.append(
+            made_copies.made_of(
+                [other.path for other in shards], f"val-{num_kept}-{len(paths)}{'' if is_padded else '-cut'}", write
+            )
+        )
     return paths
 
 

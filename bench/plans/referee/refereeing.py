@@ -163,11 +163,8 @@ def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> 
             (folder := submitted / str(number)).mkdir()
             break
         number += 1
-    is_held = search.settings["trust"] or submissions.SANDBOX in search.champion["overrides"]
-    if submissions.is_code(arguments) and not is_held:
-        why = "code of our own models runs as you do, in no sandbox: read it, and begin the search with --trust"
-        raise ValueError(f"{' '.join(arguments)}: {why}")
-    arm = submissions.stored(arguments, search.champion, folder, f"{search.name}/{number}")
+    ref = f"{search.name}/{number}"
+    arm = submissions.stored(arguments, search.champion, folder, ref, search.settings["trust"])
     about = " ".join(arguments)
     facts = {"submission": number, "author": author, "note": note, "about": about, "arm": arm}
     return searches.append(search, "submitted", **facts), number
@@ -277,8 +274,7 @@ def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -
     folder, is_new = deciding.folder_of(search, name), False
     if folder is None:
         saves = [SAVE] if not name.endswith(RACE) and submissions.program_of(a) is None else []
-        arms = {arm: {**words, "overrides": [*words["overrides"], *saves]} for arm, words in (("A", a), ("B", b))}
-        request: dict[str, Any] = {"arms": arms, "name": f"{search.name}-{name}"}
+        request: dict[str, Any] = {"arms": _arms(a, b, saves), "name": f"{search.name}-{name}"}
         request |= {"on": search.settings["on"], "first_seed": secrets.randbelow(MAX_SEED), **settings}
         folder, is_new = planning.begin(request, search.results, anyway=True), True
     planning.enter(folder, search.results)
@@ -288,6 +284,14 @@ def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -
     if raced["status"] == "interrupted":
         raise Interrupted(str(raced["why"]))
     return folder, raced
+
+
+def _arms(a: Arm, b: Arm, also: Sequence[str] = ()) -> dict[str, Arm]:
+    """Returns the arms of a race, with these settings too; both are in a sandbox if the code of one has to be."""
+    held = [submissions.CONFINED] * any(submissions.CONFINED in arm["overrides"] for arm in (a, b))
+    return {
+        name: {**x, "overrides": list(dict.fromkeys([*x["overrides"], *held, *also]))} for name, x in zip("AB", (a, b))
+    }
 
 
 def _refuse(search: Search, submission: Submission) -> None:
@@ -301,7 +305,7 @@ def _refuse(search: Search, submission: Submission) -> None:
                 ast.parse(path.read_bytes())
         except (SyntaxError, ValueError) as error:
             raise Refused(f"{path.name}: is not valid Python: {error}") from None
-    request = {"arms": {"A": dict(search.champion), "B": dict(submission.arm)}, "on": search.settings["on"]}
+    request = {"arms": _arms(search.champion, submission.arm), "on": search.settings["on"]}
     try:
         made, facts = planning.planned(request, search.results)
     except planning.Identical:

@@ -8,15 +8,16 @@ change.patch                 a diff of the champion's folder; of our own models,
 
 import difflib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.base.paths import REPO, user_path
+from bench.base.paths import REPO, user_path, working_folder
 from bench.config import overrides, user_code
-from bench.machine import git
+from bench.machine import git, sandbox
 from bench.plans.race import worktrees
 from bench.plans.referee.search import Arm
 
@@ -24,7 +25,11 @@ OF_OURS = ("model", "optim", "stages")
 ALLOWED = (*OF_OURS, "script.args")  # settings that a submission may change
 OF_PROGRAM = ("script=", "script.path=", "script.root=")
 SANDBOX = "script.sandbox=true"
+CONFINED = "hardware.sandbox=true"  # of an arm of our own models whose code was submitted
+OF_RANKS = re.compile(r"models/(ladder/)?(?!(__init__|settings|stages)\.py)\w+\.py")  # files that no launcher imports
+OF_A_FILE = re.compile(r"model\.arch=[^:${}]+\.py:\w+")  # a setting that names code which no launcher imports
 CODE = ("models/", "conf/model/", "conf/optim/")  # paths of this repository that a diff may change
+TRUST = "can run in a sandbox alone: for other code, read it, and begin the search with --trust"
 FILES = "files"
 MAX_PATCH_BYTES = 2**22
 REFS = "refs/speedrun/searches"
@@ -73,11 +78,19 @@ def is_code(arguments: Sequence[str]) -> bool:
     return False
 
 
-def stored(arguments: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
+def stored(arguments: Sequence[str], champion: Arm, folder: Path, ref: str, trust: bool) -> Arm:
     """Returns the arm of a submission. Copies what its arguments name into folder. Raises ValueError.
 
-    ref: the name below REFS that keeps the commit of a diff of this repository.
+    ref: the name below REFS that keeps the commit of a diff of this repository. trust: of the search; if it is false,
+    code runs in a sandbox, and what would also run in a launcher is refused.
     """
+    if not trust and program_of(champion) is None and is_code(arguments):
+        for word in arguments:
+            if "=" in word and is_code([word]) and not OF_A_FILE.fullmatch(word):
+                raise ValueError(f"{word}: only the code of model.arch=FILE.py:CLASS {TRUST}")
+        sandbox.kind()  # raises Refused if there is none
+        arguments = [_of_copies(word, folder) if OF_A_FILE.fullmatch(word) else word for word in arguments]
+        champion = {**champion, "overrides": list(dict.fromkeys([*champion["overrides"], CONFINED]))}
     if not arguments:
         raise ValueError("nothing was submitted: name a diff, a folder, script=PATH or key=value")
     typed, is_script = arguments[0], arguments[0].startswith(OF_PROGRAM[:2])
@@ -102,6 +115,22 @@ def stored(arguments: Sequence[str], champion: Arm, folder: Path, ref: str) -> A
             raise ValueError(f"{typed}: it has no {program.file}, which the champion starts: submit a folder that has")
         root = _copied(program._replace(root=path), champion, folder)
     return _with_program(champion, program._replace(root=root))
+
+
+def _of_copies(setting: str, folder: Path) -> str:
+    """Copies the file that model.arch names, and all that it imports beside it, so that an edit changes no champion.
+
+    Returns the setting that names the copy, from the current folder, because a record keeps no private path.
+    """
+    path, _, name = setting.partition("=")[2].rpartition(":")
+    main, files = user_path(path).absolute(), folder / FILES
+    for source in user_code.sources([f"{path}:{name}"]).values():
+        if source.is_symlink() or not source.is_relative_to(main.parent):
+            raise ValueError(f"{source.name}: is a link or not beside {main.name}: put the file itself there")
+        (files / source.relative_to(main.parent)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, files / source.relative_to(main.parent))
+    _make_read_only(files)
+    return f"model.arch={os.path.relpath(files / main.name, working_folder())}:{name}"
 
 
 def _arm_from_settings(settings: Sequence[str], champion: Arm) -> Arm:
@@ -153,6 +182,8 @@ def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
             raise ValueError(f"{name}: a diff can change only {', '.join(CODE)}: omit the rest")
         if facts.split()[1] not in ("000000", "100644", "100755"):
             raise ValueError(f"{name}: is a symbolic link: submit the file itself")
+        if CONFINED in champion["overrides"] and not OF_RANKS.fullmatch(name):
+            raise ValueError(f"{name}: only the Python files of models in models/ and models/ladder/ {TRUST}")
     who = "-c", "user.name=referee", "-c", "user.email=referee@localhost"
     commit = git.run(REPO, *who, "commit-tree", tree, "-p", base, "-m", f"submission {ref}").strip()
     git.run(REPO, "update-ref", f"{REFS}/{ref}", commit)

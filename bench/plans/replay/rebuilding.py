@@ -158,7 +158,7 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
             word = f"script={own / Path(value).name}"
         elif is_set and key == "script.root":
             word = f"script.root={own}"
-        if not word.startswith(("seed=", "exporters", "script.rev=", "checkpoint", "resume=")):  # export, save nothing
+        if not word.startswith(("seed=", "exporters", "script.rev=", "checkpoint", "resume=", "hardware.sandbox=")):
             kept.append(word)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in own_keys}
