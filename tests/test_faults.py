@@ -20,12 +20,8 @@ from bench.base import private
 from bench.cli import race
 from bench.data import shards
 from bench.launch import finish
-from bench.launch.console import Bars
-from bench.launch.progress import Progress
 from bench.plans.race import state as race_state
 from bench.record import ledger
-
-slow = pytest.mark.slow
 
 
 @pytest.mark.slow
@@ -93,14 +89,6 @@ def _disturbed(tmp_path, hurt):
         return code, out, real_runs.run_json(running.folder)
 
 
-def test_progress_of_the_wrong_kind_is_no_progress(tmp_path):
-    for text in ("[1, 2]", '{"step": "x"}', "[" * 10_000, ""):
-        (tmp_path / ".progress.tmp").write_text(text)
-        progress = Progress(tmp_path, 10, Bars())
-        progress.show()
-        assert progress.step is None
-
-
 def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(private, "BLOCK_BYTES", 64)
     logs = tmp_path / "logs"
@@ -135,7 +123,7 @@ def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_pat
     assert (run["status"], run["failure"]["kind"], left) == ("aborted", "launcher_killed", [])
 
 
-@pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=slow)])
+@pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=pytest.mark.slow)])
 def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_path, damage):
     changed = held(tmp_path / "held") | {"bench.launch.launcher.HEARTBEAT_S": 1e9}
     with real_runs.Background(tmp_path / "results", changed=changed) as running:
@@ -163,7 +151,7 @@ def test_a_disk_that_fails_for_a_moment_has_not_removed_the_folder_of_a_run(tmp_
     assert (finish.removed(tmp_path, place) is None) == (number in OF_A_DISK)
 
 
-@slow
+@pytest.mark.slow
 def test_a_guard_that_hangs_is_ended_by_its_silence(tmp_path):
     def stop(running):
         (guard,) = running.pids("bench.launch.guard")
@@ -187,7 +175,7 @@ def test_a_killed_guard_is_no_failure_of_a_rank(tmp_path, num_ranks):
         assert real_runs.run_json(running.folder)["failure"]["kind"] == "agent_killed"
 
 
-@slow
+@pytest.mark.slow
 def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
     arguments = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *real_runs.SLIGHT, "--anyway"]
     with real_runs.started(tmp_path, *arguments) as process:
@@ -252,7 +240,7 @@ NO_TORCH = "import sys\nif 'bench.training.worker' in sys.orig_argv: sys.modules
     ("hook", "shell", "kind", "message"),
     [
         (NO_TORCH, "exec {command}", "exception", "torch"),
-        pytest.param("", "ulimit -v 400000; exec {command}", "out_of_memory", "", marks=slow),
+        pytest.param("", "ulimit -v 400000; exec {command}", "out_of_memory", "", marks=pytest.mark.slow),
     ],
 )
 def test_an_agent_without_torch_or_memory_says_so(tmp_path, hook, shell, kind, message):

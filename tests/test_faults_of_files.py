@@ -46,9 +46,8 @@ def test_a_damaged_record_given_to_compare_is_refused_and_its_log_is_no_run(resu
     folders = [write(results, run) for arm in raced([10.0], [10.5]) for run in arm]
     bad = folders[0]
     (bad / "logs").mkdir()
-    (bad / "logs" / "rank0.log").write_text(
-        "step:1/2 val_loss:5.0 train_time:10ms\nstep:2/2 val_loss:4.0 train_time:20ms\n"
-    )
+    lines = "step:1/2 val_loss:5.0 train_time:10ms\nstep:2/2 val_loss:4.0 train_time:20ms\n"
+    (bad / "logs" / "rank0.log").write_text(lines)
     (bad / "run.json").write_text("{")
     with pytest.raises(ValueError, match="none of its records can be read"):
         compare.main([str(bad), str(folders[1])])

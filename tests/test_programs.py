@@ -182,6 +182,23 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
     assert wanted["arms"]["A"]["overrides"][-1] == "script.rev=v1"
 
 
+def test_a_repository_whose_settings_name_programs_runs_none_of_them(tmp_path, repository, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    root, ran = shutil.copytree(repository, tmp_path / "theirs", symlinks=True), tmp_path / "ran"
+    (root / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    touch = f"touch {ran}; false"
+    settings = dict.fromkeys(
+        ("filter.evil.smudge", "filter.evil.process", "core.fsmonitor", "remote.r.uploadpack"), touch
+    )
+    settings |= {"remote.r.url": str(root), "remote.r.promisor": "true", "extensions.partialClone": "r"}
+    for name, value in settings.items():
+        real_runs.git(root, "config", name, value)
+    folder, _ = script.checked_out(root, "v1")
+    with pytest.raises(ValueError, match="no git repository there has it"):
+        script.checked_out(root, "1" * 40)  # git would fetch what is missing, by the program of the remote
+    assert (folder / "engine" / "steps.py").is_file() and not ran.exists()
+
+
 @pytest.mark.slow
 def test_two_revisions_of_a_program_race(tmp_path, repository):
     arguments = ["A.rev=v1", "B.rev=HEAD", f"script.root={repository}", *STARTS["module"], *FREE, "n=2", "--json"]

@@ -126,10 +126,8 @@ class World:
         folder = {"RUN": lambda: self._run(verb), "RACE": lambda: next(home.glob("races/*")), "RESULTS": lambda: home}
         folder |= {"CLAIM": lambda: self.here / "claim", "CWD": lambda: self.here}
         folder |= {name: lambda file=file: self.here / file for file, name in OTHERS.items()}
-        folder |= {
-            "SEARCH": lambda: next(home.glob("searches/[!.]*")),
-            "STATE": lambda: next((self.here / "state").rglob("*.json")),
-        }
+        folder["SEARCH"] = lambda: next(home.glob("searches/[!.]*"))
+        folder["STATE"] = lambda: next((self.here / "state").rglob("*.json"))
         return folder[kind]() / rest if rest and kind != "STATE" else folder[kind]()
 
     def name(self, path):

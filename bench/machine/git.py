@@ -27,6 +27,7 @@ def run(
     if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
         raise Failed("the installed program has no repository: use a clone")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
+    env |= {} if Path(repo) == REPO else {"GIT_ALLOW_PROTOCOL": "none"}  # fetching a missing object runs its programs
     settings = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false")  # run no program of it
     command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
     try:
@@ -43,10 +44,9 @@ def run(
 
 def ask(repo: Path | str, *arguments: str) -> str | None:
     """Like run(), but returns None if git, the repository or the commit is missing."""
-    try:
+    with contextlib.suppress(Failed):
         return run(repo, *arguments)
-    except Failed:
-        return None
+    return None
 
 
 @contextlib.contextmanager

@@ -64,7 +64,6 @@ def _places(shop, name, chance, num_places, all_shares):
 def _shown(outcome):
     if outcome.wrong:
         print(json.dumps({"place": outcome.place, "code": outcome.code, "wrong": outcome.wrong}), flush=True)
-    print(
-        f"{time.strftime('%H:%M:%S')} {'WRONG' if outcome.wrong else 'ok'} {outcome.place}", file=sys.stderr, flush=True
-    )
+    verdict = "WRONG" if outcome.wrong else "ok"
+    print(f"{time.strftime('%H:%M:%S')} {verdict} {outcome.place}", file=sys.stderr, flush=True)
     return outcome

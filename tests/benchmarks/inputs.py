@@ -45,9 +45,8 @@ def measure(num_steps="all", seed="0"):
                     print(f"WRONG {step}: {outcome[1]}", flush=True)
             print(f"{number + 1}/{len(steps)} {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
         fields = [(output, *place) for output in WRITES for place in world.places(output)]
-        for output, *place in (
-            fields if num_steps == "all" else chance.sample(fields, min(len(fields), len(steps) // 4))
-        ):
+        num_fields = len(fields) if num_steps == "all" else min(len(fields), len(steps) // 4)
+        for output, *place in chance.sample(fields, num_fields):
             is_shown, wrong = world.shown(output, *place)
             num_shown, num_wrong = num_shown + is_shown, num_wrong + bool(wrong)
             if wrong:

@@ -226,15 +226,13 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
     name = next((name for name in names if not name or (root / name).is_file()), None)
     if name is None or name.startswith(".."):
         what, where = ("script.module", "there") if settings.module else ("script", "there, from where its path counts")
-        raise ValueError(
-            f"{what}={typed}: script.root={settings.root} has no file {names[0]}: give one that is {where}"
-        )
+        missing = f"{what}={typed}: script.root={settings.root} has no file {names[0]}"
+        raise ValueError(f"{missing}: give one that is {where}")
     return typed, f"{where}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
 
 
 def checked_out(root: Path, rev: str) -> tuple[Path, str]:
-    """Returns (folder with the files of root at this revision, full commit).  Raises ValueError for an unknown
-    revision.
+    """Returns (folder with the files of root at this revision, full commit).  Raises ValueError if it is unknown.
 
     The folder has the commit's tracked files.  It lies in the data folder, is read by every run of the commit, and
     links to what git does not track, such as prepared data.
@@ -264,9 +262,11 @@ def _export(root: Path, tree: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".made."))
     try:
-        index = str(made / ".index.tmp")
-        git.run(root, "read-tree", tree, GIT_INDEX_FILE=index)
-        git.run(root, "checkout-index", "--all", f"--prefix={made / 'files'}/", GIT_INDEX_FILE=index)
+        objects = git.run(root, "rev-parse", "--path-format=absolute", "--git-path", "objects").strip()
+        # a repository of its own: root's settings may name programs, such as filters
+        git.run(made, "init", "-q", GIT_DEFAULT_HASH="sha256" if len(tree.partition(":")[0]) == 64 else "sha1")
+        git.run(made, "read-tree", tree, GIT_OBJECT_DIRECTORY=objects)
+        git.run(made, "checkout-index", "--all", f"--prefix={made / 'files'}/", GIT_OBJECT_DIRECTORY=objects)
         if not folder.is_dir():
             (made / "files").rename(folder)
     finally:
