@@ -10,7 +10,7 @@ Without --out everything except parquet is printed.  postgres fills the tables r
 database at URL (postgresql://HOST/DATABASE, as for psql), and replaces the rows of these runs.
 
 dashboard sends any finished record to a dashboard, as exporters=[tensorboard] does at the end of a run.  Settings are
-those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
+those of conf/exporters/NAME.yaml, and --set KEY=VALUE changes one; those that the record names are not used.
 """
 
 import argparse
