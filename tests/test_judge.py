@@ -171,7 +171,7 @@ def test_another_gpu_model_is_refused(results, monkeypatch):
     folders = [results.add(seed, change=a_gpu(name)) for seed, name in ((4, h100), (5, h200))]
     assert "the runs share one setting" in failed(*folders)
     wanted.num_gpus = 8
-    assert "1 GPUs and 1 ranks instead of 8" in failed(folders[0])[rule]
+    assert "1 GPU and 1 rank instead of 8" in failed(folders[0])[rule]
 
 
 FIXED, TOKENS = "nothing that the track fixes was changed", "goal.val_tokens: 16384 instead of 32768"

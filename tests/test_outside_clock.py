@@ -381,7 +381,7 @@ def test_an_honest_run_of_two_ranks_is_timed_from_outside(tmp_path):
     assert clock["outside_validations_s"] == pytest.approx(run["measured"]["validation_s"], abs=0.1)
     assert distrusted(run) == [] and not (folder / ".clock.pipe.tmp").exists()
     rules = {rule["rule"]: rule for rule in verification.report(folder)["rules"]}
-    assert rules["the launchers clock agrees"]["passed"], rules
+    assert rules["the clock of the launcher agrees"]["passed"], rules
     row = row_of(run)
     assert row["outside_s"] == clock["outside_s"] > row["outside_validations_s"] > 0
 
@@ -397,7 +397,7 @@ def test_a_class_that_lets_its_clock_run_at_half_speed_is_caught(tmp_path):
     run["doubts"] = []
     (folder / "run.json").write_text(json.dumps(run))
     failed = [rule["rule"] for rule in verification.report(folder)["rules"] if not rule["passed"]]
-    assert "the launchers clock agrees" in failed
+    assert "the clock of the launcher agrees" in failed
 
 
 @pytest.mark.slow

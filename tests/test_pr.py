@@ -115,7 +115,7 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
         ("slower", {"times": [72.1, 72.2, 72.0, 72.15, 72.05]}, "same_hardware", "FAIL", "slower than its baseline"),
         ("no faster", {"times": SLOWER}, "same_hardware", "not shown", "71.10 s to 71.10 s, +0.00 %"),
         ("no baseline", {"baseline": ""}, "same_hardware", "not shown", "no logs of a baseline"),
-        ("one GPU", {"gpus": 1}, "same_hardware", "reader", "; but 1 GPUs and 1 ranks instead of 8"),
+        ("one GPU", {"gpus": 1}, "same_hardware", "reader", "; but 1 GPU and 1 rank instead of 8"),
         ("one run", {"losses": LOSSES[:1]}, "mean_loss", "not shown", "one run has no spread"),
         ("one seed, printed", {"candidate": CHANGED_SEED}, "mean_loss", "not shown", "5 runs count as 1 by their seed"),
         ("nothing can reach it", {"losses": [0.27]}, "mean_loss", "FAIL", "val_loss 0.27010 is below 2.5, which no"),

@@ -175,6 +175,9 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
     script.checked_out(repository, commit)
     sources = user_code.script_sources(folder, "", is_root=True)
     assert (folder / "console.txt").is_symlink() and "script/console.txt" not in sources
+    again = shutil.copytree(repository, tmp_path / repository.name, symlinks=True)  # this commit with data of its own
+    (again / "data" / "train.bin").write_bytes(b"other")
+    assert (script.checked_out(again, commit)[0] / "data" / "train.bin").read_bytes() == b"other"
     with pytest.raises(ValueError, match=r"script.rev=v9: .*: no git repository there has it"):
         script.checked_out(repository, "v9")
     wanted = plan.parse_request([f"script.root={repository}", "A.rev=v1", "B.rev=HEAD", *STARTS["module"]])

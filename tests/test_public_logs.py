@@ -79,14 +79,12 @@ def test_what_is_kept_of_a_pair_compares_as_its_logs_do():
         for name in set(public_records.KEPT) - {"source_sha256"}:  # of these copies the code is left out
             assert [row[name] for row in from_logs] == [row[name] for row in from_kept]
     from_logs, from_kept = (verdicts.compare_rows(*arms) for arms in (logs, kept))
-    not_kept = {"memory"}
-    assert {name for name in from_logs if from_logs[name] != from_kept[name]} == not_kept
+    assert {name for name in from_logs if from_logs[name] != from_kept[name]} == {"memory"}  # which is not kept
 
 
 @needs_shared
 def test_a_log_of_twenty_runs_is_judged_as_upstream_judged_result_12(capsys):
-    name = "1bd8db7a-f3a3-4195-856d-cab7e0816443.txt"
-    log = SHARED / "modded-nanogpt" / "track_3_optimization" / "results" / name
+    log = SHARED / "modded-nanogpt/track_3_optimization/results/1bd8db7a-f3a3-4195-856d-cab7e0816443.txt"
     verdict, rules = test_track3.judged(capsys, log, code=0)
     evidence = rules["the target is reached"]["evidence"]
     assert (verdict["track"], verdict["n"]) == ("steps", 20)

@@ -184,7 +184,7 @@ def test_what_a_short_run_finds_refuses_a_submission_and_costs_no_level(tries, m
 
 def test_a_submission_before_the_calibration_has_ended_is_decided_once_start_has_continued_it(tries):
     search, number = refereeing.submit(begin(tries), ["optim.beta2=0.92"], "a test", "")
-    with pytest.raises(ValueError, match="its calibration was interrupted: ./run.sh referee start continues it"):
+    with pytest.raises(ValueError, match="its calibration has not succeeded: ./run.sh referee start repeats it"):
         refereeing.work(search)
     search = refereeing.work(refereeing.calibrate(search))
     assert search.submissions[number].decided["decision"] == "keep"

@@ -289,7 +289,7 @@ def times_fit_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, st
     return train_s > 0 and inside_s <= measured["wall_s"], f"{inside_s:.3f} s of {measured['wall_s']:.3f} s"
 
 
-def the_launchers_clock_agrees(files: RunFiles, run: Record) -> tuple[bool, str]:
+def the_clock_of_the_launcher_agrees(files: RunFiles, run: Record) -> tuple[bool, str]:
     """The record has every doubt that the launcher's clock raises; records until November 2026 have no such clock."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None:
@@ -383,7 +383,7 @@ RULES_OF_AN_IMPORTED_RUN = [
 ]  # fmt: skip
 RULES_OF_A_COMPLETE_RUN = [
     steps_are_without_gaps, steps_are_those_of_the_goal, tokens_are_counted, losses_are_finite,
-    steps_fit_into_the_time, times_fit_into_the_wall_time, the_launchers_clock_agrees,
+    steps_fit_into_the_time, times_fit_into_the_wall_time, the_clock_of_the_launcher_agrees,
 ]  # fmt: skip
 RULES_OF_A_COMPLETE_SCRIPT = [
     steps_are_those_that_the_script_printed, printed_times_are_accounted_for, the_last_step_was_validated,

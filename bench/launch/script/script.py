@@ -237,11 +237,11 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
     The folder has the commit's tracked files.  It lies in the data folder, is read by every run of the commit, and
     links to what git does not track, such as prepared data.
     """
-    commit = git.ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
-    if commit is None:
+    commit = (git.ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}") or "").strip()
+    if not commit:
         raise ValueError(f"script.rev={rev}: {root}: no git repository there has it: git log --oneline lists some")
-    commit = commit.strip()
-    folder = data_root() / user_code.REVISIONS / f"{root.name}-{commit[:12]}"
+    where = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:8]  # other folders of this name have other files
+    folder = data_root() / user_code.REVISIONS / f"{root.name}-{commit[:12]}-{where}"
     try:
         inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may be below the top of its repository
         if not folder.is_dir():

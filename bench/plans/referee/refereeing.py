@@ -175,8 +175,8 @@ def work(search: Search) -> Search:
     with searches.locked(search.folder):
         search = searches.read(search.folder)
         if search.open and search.calibration is None:
-            remedy = "./run.sh referee start continues it, and then decides what was submitted"
-            raise ValueError(f"{search.name}: its calibration was interrupted: {remedy}")
+            remedy = "./run.sh referee start repeats it, or says what prevents it, and then decides what was submitted"
+            raise ValueError(f"{search.name}: its calibration has not succeeded: {remedy}")
         while search.open:
             search = _decide(search, search.open[0])
     return search
