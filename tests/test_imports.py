@@ -67,17 +67,17 @@ BUDGET = {
     "data": 1_763,
     "record": 7_325,
     "web": 1_202,
-    "analysis": 8_295,
+    "analysis": 8_327,
     "training": 8_720,
     "compare": 3_291,
     "launch": 6_939,
     "report": 4_233,
     "plans": 8_915,
     "claims": 3_109,
-    "api": 1_358,
-    "cli": 4_350,
+    "api": 1_355,
+    "cli": 4_348,
     "models": 3_472,
-    "tests": 53_660,
+    "tests": 53_680,
 }
 SLACK = 250
 

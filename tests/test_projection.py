@@ -198,14 +198,14 @@ def profiles(ranks):
 
 @pytest.mark.parametrize("ranks", [(2, 3, 6, 7), (4, 5, 6, 7)])
 def test_a_profile_of_eight_ranks_cut_to_four_gives_the_errors_that_are_kept(ranks):
-    job, projection = measured.from_traces("x", profiles(ranks), 8, 1, NVLINK4, False)
+    job, projection = measured.from_traces("x", profiles(ranks), 8, 1, NVLINK4)
     assert (round(job.step.ms, 3), round(projection.ms, 3)) == pairs.CUTS[ranks]
     assert "the 4 ranks without a trace are as fast as those with one" in job.assumed
 
 
 def test_fewer_than_half_of_the_ranks_do_not_say_how_late_the_others_are():
     with pytest.raises(ValueError, match="3 of 8 ranks: how late the others come is not in them"):
-        measured.from_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4, False)
+        measured.from_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4)
 
 
 def test_what_no_pair_is_like_is_not_checked():
@@ -288,7 +288,6 @@ def test_an_option_that_would_have_no_effect_is_refused(tmp_path, capsys):
     (tmp_path / "rank0.json").write_text("{}")
     run, trace = str(tmp_path), str(tmp_path / "rank0.json")
     for arguments, why in (
-        ([run, "--gpus", "8", "--include-last-step"], "--include-last-step: is for traces"),
         ([trace, "--gpus", "8", "--usd-per-gpu-hour", "3"], "--usd-per-gpu-hour: a trace does not say"),
         (["--errors", run], "--errors: shows all pairs"),
     ):

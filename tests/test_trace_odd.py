@@ -9,6 +9,8 @@ import pytest
 import traces
 from traces import event, launched, read_as_text, step, write
 
+from bench.analysis.explain import account, explained
+from bench.analysis.explain import document as documents
 from bench.analysis.trace import events, source
 from bench.analysis.trace.load import find, load
 
@@ -159,11 +161,30 @@ def test_an_event_without_duration_or_start_is_no_range(tmp_path):
     assert (answer["temporal"]["span_us"], answer["num_device_rows"], answer["num_bad_events"]) == (65.0, 4, 2)
 
 
-def test_negative_and_zero_durations_hold_no_time_and_are_counted(tmp_path):
+def test_an_event_of_negative_duration_is_damaged_and_one_of_no_duration_is_counted(tmp_path):
     answer = read_rows(tmp_path, [*rows(), *launched("gemm", 105, -4, 91, 8), *launched("gemm", 108, 0, 91, 9)])
     assert (answer["temporal"]["compute_us"], answer["temporal"]["idle_us"]) == (30.0, 30.0)
     gemm = answer["kernels"][0]
-    assert (gemm["count"], gemm["sum_us"], gemm["min_us"]) == (4, 26.0, -4.0)
+    assert (gemm["count"], gemm["sum_us"], gemm["min_us"], answer["num_bad_events"]) == (3, 30.0, 0.0, 1)
+
+
+DAMAGES = {
+    "begin before the host launches them, by up to 0.020 ms": launched("gemm", 105, 1, 125, 8),
+    "gemm takes 1000 ms, longer than all else in the trace (0.09 ms)": launched("gemm", 105, 1e6, 91, 8),
+    "1 could not be": launched("gemm", 105, -4, 91, 8),
+    "5 launches have no kernel in the trace": [event("cuda_runtime", "cudaLaunchKernel", 91, 2, correlation=8)],
+}
+
+
+@pytest.mark.parametrize(("damage", "added"), DAMAGES.items())
+def test_analyze_and_explain_name_the_damage_of_a_file_before_its_numbers(tmp_path, damage, added):
+    write(tmp_path / "a.json", rows() + added)
+    answer = explained.explain_paths("a", [tmp_path / "a.json"])
+    for text in (read_as_text(traces.analysed([tmp_path / "a.json"])), documents.from_accounts(answer).terminal()):
+        assert damage in text.split("\n\n")[1], text
+    write(tmp_path / "b.json", rows())
+    whole = explained.explain_paths("b", [tmp_path / "b.json"])["b"]
+    assert whole["doubts"] == [] and damage in account.difference(whole, answer["a"])["b"]["doubts"][0]
 
 
 def test_a_correlation_that_comes_twice_counts_no_row_twice(tmp_path):

@@ -30,13 +30,12 @@ def project(
     link: str | None = None,
     scaling: Scaling | None = None,
     usd_per_gpu_hour: float | None = None,
-    include_last_step: bool = False,
 ) -> Projection:
     """Project a step of a run, or of the traces of the ranks of one job, to gpus GPUs on nodes nodes in total.
 
     link: nvlink4 (the default for GPUs), nvlink4,ib400, another of links.LINKS, or a file with tables of nccl-tests or
     a passport.  scaling: strong keeps the batch (the default for runs), weak keeps each GPU's work (for traces).
-    usd_per_gpu_hour applies only to runs, include_last_step only to traces.
+    usd_per_gpu_hour applies only to runs.
     Raises ValueError, with the reason, if nothing can be projected.
     """
     jobs = traces.jobs(names_for("project", what))
@@ -45,11 +44,9 @@ def project(
     ((title, paths),) = jobs
     is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
     if is_run:
-        if include_last_step:
-            raise ValueError("--include-last-step: is for traces, and this is a run: remove it")
         return Projection(document.from_run(paths[0], gpus, nodes, link, scaling or "strong", usd_per_gpu_hour))
     if usd_per_gpu_hour is not None:
         raise ValueError("--usd-per-gpu-hour: a trace does not say how many steps there are to pay for; name the run")
     if scaling == "strong":
         raise ValueError("--scaling strong: a trace does not say which work is divided; project the run's record")
-    return Projection(document.from_traces(title, paths, gpus, nodes, link or document.LINK, include_last_step))
+    return Projection(document.from_traces(title, paths, gpus, nodes, link or document.LINK))

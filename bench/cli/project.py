@@ -31,7 +31,6 @@ def main(argv: list[str]) -> int:
             link=args.link,
             scaling=args.scaling,
             usd_per_gpu_hour=args.usd_per_gpu_hour,
-            include_last_step=args.include_last_step,
         )
     print(answer.to_json() if args.json else answer.to_markdown() if args.md else answer)
     return 0
@@ -47,7 +46,6 @@ def _parser() -> arguments.Parser:
     help_ = "strong: keep the batch (default for a run); weak: keep the work of each GPU (default for traces)"
     parser.add_argument("--scaling", choices=["strong", "weak"], help=help_)
     parser.add_argument("--usd-per-gpu-hour", type=float, metavar="USD", help="price, to project what the run costs")
-    parser.flag("--include-last-step", help="also count the last ProfilerStep, whose kernels may be cut off")
     parser.flag("--errors", help="show what projections were checked on, with their errors")
     parser.forms("print JSON, for programs", "print Markdown")
     return parser

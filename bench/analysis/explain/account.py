@@ -1,7 +1,8 @@
 """Accounts for the steps of one job's ranks, the --json answer of ./run.sh explain, and compares two accounts.
 
     {"of": "device" | "host" | "record", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness",
-     "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...]}
+     "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...],
+     "doubts": sentences on damage of the ranks' files, by which these times may be wrong}
 
 step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
 "source"}, with the same mean; source says where the rates of a limit are from, None for other parts.  The lines of a
@@ -14,14 +15,14 @@ what its account has more of than the median of the others, apart from waiting, 
 
 import collections
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from bench.analysis.explain import device_steps, host, parts, ranking, retimed
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.parts import Piece, Pieces
-from bench.analysis.trace import categories, skew, window
+from bench.analysis.trace import categories, launches, skew, window
 from bench.analysis.trace.analysis import device_name, known_device_name
 from bench.analysis.trace.rank import Rank
 from bench.base.units import ms_from_ns
@@ -118,7 +119,17 @@ def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> d
         "lateness": _lateness(accounts),
         "is_retimed": graph is not None,
         "next": ranking.of({number: account.pieces for number, account in accounts.items()}, step_ms, graph),
+        "doubts": [doubt for account in accounts.values() for doubt in _doubts(account)],
     }
+
+
+def _doubts(account: Account) -> Iterator[str]:
+    rank, (number, _, end_ns) = account.rank, account.pieces.steps[-1]
+    if rank is None:
+        return
+    yield from (f"rank {rank.rank}: {doubt}" for doubt in launches.doubts(rank, end_ns))
+    if number is None:
+        yield f"rank {rank.rank}: the trace marks no steps (ProfilerStep#N), so all of it counts as one"
 
 
 def _rank_facts(account: Account) -> dict[str, Any]:
@@ -236,8 +247,8 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     a_ns, b_ns = sum(a_parts.values()), sum(b_parts.values())
     lines, change_ms = _changed_lines(a, b), ms_from_ns(b_ns - a_ns)
     return {
-        "a": {"step_ms": ms_from_ns(a_ns), "step_ns": a_ns, "of": a["of"]},
-        "b": {"step_ms": ms_from_ns(b_ns), "step_ns": b_ns, "of": b["of"]},
+        "a": {"step_ms": ms_from_ns(a_ns), "step_ns": a_ns, "of": a["of"], "doubts": a["doubts"]},
+        "b": {"step_ms": ms_from_ns(b_ns), "step_ns": b_ns, "of": b["of"], "doubts": b["doubts"]},
         "change_ms": change_ms,
         "change_ns": b_ns - a_ns,
         "change_pct": 100 * (b_ns / a_ns - 1) if a_ns else None,

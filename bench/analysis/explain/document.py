@@ -95,6 +95,7 @@ def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
 
 def _account(answer: dict[str, Any]) -> list[Block]:
     return [
+        Bullets(answer["doubts"]),
         Waterfall("One step, ms:", _about(answer), _bars(answer), KINDS),
         Lines(list(_limit(answer)), is_soft=True),
         *_next(answer),
@@ -266,7 +267,9 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
     cells = [(row["part"], _ms(row["a_ms"]), _ms(row["b_ms"]), f"{row['change_ms']:+.3f}") for row in rows]
     table = Table(("part", "A, ms", "B, ms", "change, ms"), cells, (False, True, True, True))
     rest = f"{difference['rest_ms']:+.3f} ms in all others together"
+    doubts = [f"{side.upper()}: {doubt}" for side in "ab" for doubt in difference[side]["doubts"]]
     return [
+        Bullets(doubts),
         from_changes("From A's step to B's, ms:", f"by {MEASURED_BY[a['of']]}", ends, steps),
         Waterfall("What changed most:", "in ms, from A to B", bars, CHANGES, has_sentences=True),
         Lines([rest] if bars else [], is_soft=True),

@@ -39,13 +39,11 @@ def from_run(
     return _document(answer | {"job": _whole_job(job, answer, usd_per_gpu_hour)})
 
 
-def from_traces(
-    title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, link: str, include_last_step: bool
-) -> Document:
+def from_traces(title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, link: str) -> Document:
     """Projects the traces of a job.  Raises ValueError as measured.from_traces() and links.read() do."""
     curve = links.read(link, num_nodes)
     _check_gpus(num_gpus, num_nodes)
-    job, projection = measured.from_traces(title, paths, num_gpus, num_nodes, curve, include_last_step)
+    job, projection = measured.from_traces(title, paths, num_gpus, num_nodes, curve)
     return _document(_answer(job, projection, curve, "weak", "trace" if num_nodes == 1 else "nodes") | {"job": None})
 
 

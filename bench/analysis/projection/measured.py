@@ -111,7 +111,7 @@ def check_batch(job: Job, num_gpus: int) -> None:
 
 
 def from_traces(
-    title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, curve: Curve, include_last_step: bool
+    title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, curve: Curve
 ) -> tuple[Job, Projection]:
     """Returns the job in the traces, and its projection to num_gpus GPUs, where each GPU keeps its work.
 
@@ -122,9 +122,9 @@ def from_traces(
     ranks = [rank for rank in next(iter(windows.values())) if len(rank.device_rows())]
     if not ranks:
         raise ValueError(f"{title}: the trace has no device: a run on a CPU is projected from its record")
-    spans = {rank.rank: window.device_spans(rank, include_last_step) for rank in ranks}
+    spans = {rank.rank: window.device_spans(rank) for rank in ranks}
     spans_ns = {number: (steps[0][1], steps[-1][2]) for number, steps in spans.items()}
-    rows = {rank.rank: device_steps.counted_rows(rank, include_last_step=include_last_step) for rank in ranks}
+    rows = {rank.rank: device_steps.counted_rows(rank) for rank in ranks}
     collectives = skew.waits(rows)[0]
     graph = retimed.of(ranks, spans_ns, collectives)
     if graph is None:

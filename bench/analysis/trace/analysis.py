@@ -126,6 +126,7 @@ def _analyze_rank(
         "num_bad_events": rank.num_bad,
         "num_launch_calls": num_calls,
         "num_launches_without_kernel": num_lost,
+        "doubts": list(launches.doubts(rank, until_ns)),
         "cut": rank.cut,
         "device": device_name(rank),
         "temporal": {name: times[name] for name in device_time.TIMES},

@@ -5,6 +5,7 @@ call launched on a stream, count as one in its queue until the first of them sta
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from bench.analysis.trace import events, window
 from bench.analysis.trace.columns import US, covered_ns, groups, merged_intervals, shared_ns, take
 from bench.analysis.trace.events import whole
 from bench.analysis.trace.rank import Rank
+from bench.base import text_table
 
 SLOW_CALL_NS = 50_000  # this and the next are HolisticTraceAnalysis' limits
 LONG_DELAY_NS = 100_000
+MAX_NAME_CHARS = 60
+EARLY_NS = 10_000  # a kernel that begins by more before its launch; no public trace among 25 has one at all
 HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
 LAUNCH = re.compile(r"(?:cuda|cu|hip)Launch(?:Cooperative)?Kernel")
 TIMES = (
@@ -67,6 +71,32 @@ def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
     if not len(on_device) or not len(calls):
         return 0, 0
     return len(calls), int((~np.isin(rank.correlation[calls], rank.correlation[on_device])).sum())
+
+
+def doubts(rank: Rank, until_ns: int | None = None) -> Iterator[str]:
+    """Yields a sentence on each damage of a file by which its times may be wrong.  until_ns is of without_kernel()."""
+    if rank.cut or rank.num_bad:
+        how = rank.cut or "the file is whole"
+        yield f"{how}; {rank.num_events} events were read, {rank.num_bad} could not be"
+    num_calls, num_lost = without_kernel(rank, until_ns)
+    if num_lost:
+        lost = f"{num_lost} of {num_calls} launches have no kernel in the trace"
+        yield f"{lost}: the profiler lost them, so sums are too low by them, and their time seems idle"
+    rows = rank.device_rows()
+    calls = window.launches(rank, rows)
+    early_ns = np.where(calls >= 0, take(rank.ts, calls) - rank.ts[rows], 0)
+    if num_early := int((early_ns > EARLY_NS).sum()):
+        early = f"{num_early} of {len(rows)} device rows begin before the host launches them"
+        why = "the clocks of host and device differ, so why the device was idle is not known"
+        yield f"{early}, by up to {early_ns.max() / 1e6:.3f} ms: {why}"
+    if len(rows) and len(rank.ts) > 1:
+        longest = rows[rank.dur[rows].argmax()]
+        others = np.arange(len(rank.ts)) != longest
+        span_ns = rank.end[others].max() - rank.ts[others].min()
+        if rank.dur[longest] > span_ns:
+            name = text_table.middle(rank.names[rank.name[longest]], MAX_NAME_CHARS)
+            took = f"{rank.dur[longest] / 1e6:.6g} ms, longer than all else in the trace ({span_ns / 1e6:.6g} ms)"
+            yield f"{name} takes {took}: its duration is damaged, and so is its step"
 
 
 def are_graph_launches(rank: Rank, calls: np.ndarray) -> np.ndarray:

@@ -102,7 +102,7 @@ class Collector:
             else self._extra(event.name, args)
             for event, args in zip(kept, facts)
         ]
-        good = (ts != events.BAD) & (dur != events.BAD)
+        good = (ts != events.BAD) & (dur >= 0)
         self.num_bad += int((~good).sum())
         first, self._num_rows = self._num_rows, self._num_rows + int(good.sum())
         for index, args in enumerate(facts) if self._has_numbers else ():

@@ -168,22 +168,11 @@ def _times(ranks: Line) -> Section:
 
 def caveats(rank: str, analysis: Line) -> Iterator[str]:
     """Yields sentences that a reader must know of a rank's file before trusting its numbers."""
-    if analysis["cut"] or analysis["num_bad_events"]:
-        how = analysis["cut"] or "the file is whole"
-        read = f"{analysis['num_events']} events were read, {analysis['num_bad_events']} could not be"
-        yield f"rank {rank}: {how}; {read}"
-    if analysis["num_launches_without_kernel"]:
-        num_lost, num_calls = analysis["num_launches_without_kernel"], analysis["num_launch_calls"]
-        lost = f"{num_lost} of {num_calls} launches have no kernel in the trace"
-        yield f"rank {rank}: {lost}: the profiler lost them, and all sums are too low by them"
+    yield from (f"rank {rank}: {doubt}" for doubt in analysis["doubts"])
     excluded = analysis["num_device_rows_excluded"]
     if not analysis["num_device_rows"] and not any(excluded.values()):
-        has_operators = (
-            "a trace of the CPU alone"
-            if analysis["num_operators"]
-            else "nor any operators: there is nothing to analyse"
-        )
-        yield f"rank {rank} has no device rows: {has_operators}"
+        nothing = "nor any operators: there is nothing to analyse"
+        yield f"rank {rank} has no device rows: {'a trace of the CPU alone' if analysis['num_operators'] else nothing}"
     if excluded["last_step"]:
         rows = f"{excluded['last_step']} device rows of the last step, {analysis['profiler_steps_excluded'][-1]}"
         yield f"rank {rank}: {rows}, are not counted: it may be cut off (--include-last-step counts them)"
