@@ -67,7 +67,7 @@ BUDGET = {
     "data": 1_763,
     "record": 7_325,
     "web": 1_202,
-    "analysis": 8_327,
+    "analysis": 8_331,
     "training": 8_720,
     "compare": 3_291,
     "launch": 6_939,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_355,
     "cli": 4_348,
     "models": 3_472,
-    "tests": 53_680,
+    "tests": 53_689,
 }
 SLACK = 250
 

@@ -187,6 +187,15 @@ def test_analyze_and_explain_name_the_damage_of_a_file_before_its_numbers(tmp_pa
     assert whole["doubts"] == [] and damage in account.difference(whole, answer["a"])["b"]["doubts"][0]
 
 
+def test_explain_says_that_traces_seem_to_be_of_several_jobs(tmp_path):
+    for number, name in enumerate(("NVIDIA H100", "NVIDIA A100", "NVIDIA H100")):
+        write(tmp_path / f"{number}.json", rows(), deviceProperties=[{"name": name}], distributedInfo={"rank": number})
+    of_two, of_one = ([tmp_path / f"{number}.json" for number in numbers] for numbers in ((0, 1), (0, 2)))
+    (doubt,) = explained.explain_paths("a", of_two)["a"]["doubts"]
+    assert doubt.startswith("the traces differ in their device (NVIDIA A100, NVIDIA H100)")
+    assert explained.explain_paths("a", of_one)["a"]["doubts"] == []
+
+
 def test_a_correlation_that_comes_twice_counts_no_row_twice(tmp_path):
     """The last call in the file launched it; HTA counts the kernel once for each."""
     again = event("cuda_runtime", "cudaLaunchKernel", 95, 1, correlation=1)

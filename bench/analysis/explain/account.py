@@ -119,17 +119,21 @@ def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> d
         "lateness": _lateness(accounts),
         "is_retimed": graph is not None,
         "next": ranking.of({number: account.pieces for number, account in accounts.items()}, step_ms, graph),
-        "doubts": [doubt for account in accounts.values() for doubt in _doubts(account)],
+        "doubts": list(_doubts(accounts)),
     }
 
 
-def _doubts(account: Account) -> Iterator[str]:
-    rank, (number, _, end_ns) = account.rank, account.pieces.steps[-1]
-    if rank is None:
-        return
-    yield from (f"rank {rank.rank}: {doubt}" for doubt in launches.doubts(rank, end_ns))
-    if number is None:
-        yield f"rank {rank.rank}: the trace marks no steps (ProfilerStep#N), so all of it counts as one"
+def _doubts(accounts: Accounts) -> Iterator[str]:
+    ranks = [account.rank for account in accounts.values() if account.rank is not None]
+    sizes = {str(rank.world_size) for rank in ranks if rank.world_size}
+    for what, values in (("device", set(filter(None, map(device_name, ranks)))), ("number of ranks", sizes)):
+        if len(values) > 1:
+            yield f"the traces differ in their {what} ({', '.join(sorted(values))}): they may be of several jobs"
+    for rank in ranks:
+        number, _, end_ns = accounts[rank.rank].pieces.steps[-1]
+        yield from (f"rank {rank.rank}: {doubt}" for doubt in launches.doubts(rank, end_ns))
+        if number is None:
+            yield f"rank {rank.rank}: the trace marks no steps (ProfilerStep#N), so all of it counts as one"
 
 
 def _rank_facts(account: Account) -> dict[str, Any]:

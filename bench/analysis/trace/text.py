@@ -177,8 +177,8 @@ def caveats(rank: str, analysis: Line) -> Iterator[str]:
         rows = f"{excluded['last_step']} device rows of the last step, {analysis['profiler_steps_excluded'][-1]}"
         yield f"rank {rank}: {rows}, are not counted: it may be cut off (--include-last-step counts them)"
     if excluded["not_launched"]:
-        rows = f"{excluded['not_launched']} device rows are not counted"
-        yield f"rank {rank}: {rows}: their launch was not recorded, so their step is not known"
+        why = "their launch was not recorded, so their step is not known"
+        yield f"rank {rank}: {excluded['not_launched']} device rows are not counted: {why}"
 
 
 def _kernels(analysis: Line) -> Iterator[Block]:
