@@ -1,4 +1,4 @@
-"""Where the time went, by regions, stretches, ranks, stalls and telemetry of made-up steps."""
+"""Where the time went, by regions, stretches, stalls and telemetry of made-up steps."""
 
 import pytest
 
@@ -70,15 +70,6 @@ def test_flagged_steps_are_left_out_and_only_common_steps_count():
     diagnosis = between_runs.diagnose([run([40.0, 40.0, 40.0])], [b])
     assert diagnosis["regions"]["step_ms"]["change_ms"] == 2.0  # steps 2 and 3
     assert diagnosis["stretches"][0]["first_step"] == 2
-
-
-def test_ranks_are_compared_where_there_are_several():
-    ranks = {"measured": {"train_s_by_rank": [10.0, 10.5]}}
-    even = {"measured": {"train_s_by_rank": [10.0, 10.0]}}
-    diagnosis = between_runs.diagnose([run([40.0] * 8, **even)] * 2, [run([40.0] * 8, **ranks)] * 2)
-    assert diagnosis["ranks"]["train_s"] == [[10.0, 10.0], [10.0, 10.5]]
-    assert diagnosis["ranks"]["spread_pct"] == [0.0, pytest.approx(5.0)]
-    assert between_runs.diagnose([run([40.0] * 8)], [run([40.0] * 8)])["ranks"] is None
 
 
 def test_what_only_some_runs_measured_is_compared_too():

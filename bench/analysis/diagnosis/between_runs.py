@@ -54,7 +54,6 @@ def diagnose(
         "runs": num_runs,
         "regions": regions,
         "stretches": _stretches(a_runs, b_runs),
-        "ranks": _ranks(a_runs, b_runs),
         "costs": _costs(a_runs, b_runs),
         "telemetry": _telemetry(a_runs, b_runs),
     }
@@ -127,22 +126,6 @@ def _stretches(a: Sequence[_Run], b: Sequence[_Run]) -> list[dict[str, Any]]:
     size = max(1, -(-len(steps) // NUM_STRETCHES))
     parts = [steps[first : first + size] for first in range(0, len(steps), size)]
     return [{"first_step": some[0], "last_step": some[-1], **_pair(a_ms, b_ms, some)} for some in parts]
-
-
-def _ranks(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, Any] | None:
-    """Returns the training time of each rank, mean over the runs of an arm; None if the runs have only one."""
-    train_s = []
-    for runs in (a, b):
-        clocks = [run.run["measured"].get("train_s_by_rank") or [] for run in runs]
-        if len({len(ranks_s) for ranks_s in clocks}) != 1 or len(clocks[0]) < 2:
-            return None
-        train_s.append([stats.mean(clock_s) for clock_s in zip(*clocks, strict=True)])
-    return {
-        "train_s": train_s,
-        "spread_pct": [
-            100 * (max(clocks_s) / min(clocks_s) - 1) if min(clocks_s) > 0 else None for clocks_s in train_s
-        ],
-    }
 
 
 def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[float | None]]]:
@@ -236,11 +219,7 @@ def _steps(diagnosis: Mapping[str, Any]) -> Iterator[Block]:
     (num_a, num_b), (a, b) = diagnosis["runs"], diagnosis.get("arms", "AB")  # an older race.json has no names
     heads = ("ms a step", f"{a}, {counted(num_a, 'run')}", f"{b}, {num_b}", "change", "change %", "share %")
     yield Table(heads, rows, [False] + [True] * 5)
-    ranks = []
-    if diagnosis["ranks"]:
-        spread = diagnosis["ranks"]["spread_pct"]
-        ranks = [f"slowest rank against fastest: {a} {spread[0]:.2f} %, {b} {spread[1]:.2f} %"]
-    yield Lines([*diagnosis["words"], *ranks])
+    yield Lines(diagnosis["words"])
     telemetry = [(label, per, diagnosis["telemetry"].get(name)) for name, (label, per) in TELEMETRY.items()]
     known = [
         [label, *(None if mean is None else f"{per * mean:,.4g}" for mean in means)]

@@ -152,7 +152,7 @@ def _column_skew(by_rank: Sequence[dict[int, float]]) -> dict[str, Any] | None:
     late_ms = [ms for ms, _ in late.values()]
     late_by_rank = [0] * len(by_rank)
     for row, (ms, slowest) in late.items():
-        if is_late(ms, by_rank[slowest][row] - ms):
+        if ms > max(MIN_LATE_MS, MIN_LATE_FRAC * (by_rank[slowest][row] - ms)):
             late_by_rank[slowest] += 1
     return {
         "late_ms_p50": stats.percentile(late_ms, 50),
@@ -162,10 +162,6 @@ def _column_skew(by_rank: Sequence[dict[int, float]]) -> dict[str, Any] | None:
         "num_late_steps": sum(late_by_rank),
         "late_steps_by_rank": late_by_rank,
     }
-
-
-def is_late(ms: float, median_ms: float) -> bool:
-    return ms > max(MIN_LATE_MS, MIN_LATE_FRAC * median_ms)
 
 
 def with_causes(

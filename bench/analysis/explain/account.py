@@ -23,7 +23,7 @@ from bench.analysis.explain import device_steps, host, parts, ranking, retimed
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.parts import Piece, Pieces
 from bench.analysis.trace import categories, launches, skew, window
-from bench.analysis.trace.analysis import device_name, known_device_name
+from bench.analysis.trace.analysis import device_name, doubts_of_job, known_device_name
 from bench.analysis.trace.rank import Rank
 from bench.base.units import ms_from_ns
 from bench.machine.passport import kept
@@ -125,10 +125,7 @@ def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> d
 
 def _doubts(accounts: Accounts) -> Iterator[str]:
     ranks = [account.rank for account in accounts.values() if account.rank is not None]
-    sizes = {str(rank.world_size) for rank in ranks if rank.world_size}
-    for what, values in (("device", set(filter(None, map(device_name, ranks)))), ("number of ranks", sizes)):
-        if len(values) > 1:
-            yield f"the traces differ in their {what} ({', '.join(sorted(values))}): they may be of several jobs"
+    yield from doubts_of_job(ranks)
     for rank in ranks:
         number, _, end_ns = accounts[rank.rank].pieces.steps[-1]
         yield from (f"rank {rank.rank}: {doubt}" for doubt in launches.doubts(rank, end_ns))

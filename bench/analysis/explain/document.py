@@ -28,7 +28,7 @@ COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
 KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
 MEASURED_BY = {
     "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
-    "host": "the host's main thread, as the trace has no device",
+    "host": "the host's main thread, as no row of a device was read",
     "record": "the record's steps of rank 0, as the run has no trace (look=on records one)",
 }
 

@@ -22,6 +22,7 @@ from bench.analysis.trace import (
 from bench.analysis.trace.columns import US
 from bench.analysis.trace.rank import Rank
 from bench.base.text_table import counted
+from bench.base.units import NS_PER_S
 from bench.machine import peak_rates
 
 BUSY_BELOW_PCT = 80
@@ -37,6 +38,7 @@ IDLE_REMEDIES = {
     "other": "most of it is launched and waits for something else: another stream or an event",
 }
 MAX_OPERATORS = 50
+APART_NS = 60 * NS_PER_S  # between two recordings; clocks of a cluster agree to less
 MAX_RANKS = 2**20  # a file that claims more is not believed
 
 
@@ -61,14 +63,23 @@ def analyze_files(
     return {name: _analyze_job(digests) for name, digests in windows.items()}
 
 
-def analyze_rank(rank: Rank, include_last_step: bool = False) -> dict[str, Any]:
-    """Returns what analyze_files() returns for a window, for this rank alone."""
-    load.number([rank])
-    return _analyze_job([_digest(rank, categories.RULES, include_last_step)])
+def doubts_of_job(ranks: Sequence[Rank]) -> Iterator[str]:
+    """Yields a sentence on each sign that these traces are not those of the ranks of one job in one window."""
+    sizes = {str(rank.world_size) for rank in ranks if rank.world_size}
+    for what, values in (("device", set(filter(None, map(device_name, ranks)))), ("number of ranks", sizes)):
+        if len(values) > 1:
+            yield f"the traces differ in their {what} ({', '.join(sorted(values))}): they may be of several jobs"
+    same = "says that it is of the same rank as another file: they may be of several jobs or windows"
+    yield from (f"{rank.path.name} {same}: name them one by one" for rank in ranks if rank.is_taken)
+    recorded = sorted((int(rank.ts.min()), int(rank.end.max()), rank.rank) for rank in ranks if len(rank.ts))
+    for (_, end_ns, before), (begin_ns, _, after) in zip(recorded, recorded[1:]):
+        if begin_ns - end_ns > APART_NS:
+            apart = f"rank {after} was recorded {(begin_ns - end_ns) / NS_PER_S:.0f} s after rank {before}"
+            yield f"{apart}: they may be of several jobs or windows, or their clocks differ"
 
 
-def _digest(trace: Rank | str | Path, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
-    rank = trace if isinstance(trace, Rank) else load.load(trace)
+def _digest(path: str | Path, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
+    rank = load.load(path)
     rows = window.device_rows(rank, include_last_step)
     launched = window.launches(rank, rows) >= 0
     if len(rank.steps()) == 1 and launched.any():
@@ -82,22 +93,16 @@ def _digest(trace: Rank | str | Path, rules: tuple[categories.Rule, ...], includ
 def _analyze_job(digests: list[Digest]) -> dict[str, Any]:
     by_rank = {str(digest.rank.rank): digest.answer for digest in digests}
     ranks = {digest.rank.rank: (digest.rank, np.arange(len(digest.rank.ts)), digest.kinds) for digest in digests}
-    times = {number: answer["temporal"] for number, answer in by_rank.items() if answer["temporal"]["span_us"]}
     sizes = [size for digest in digests if 0 < (size := digest.rank.world_size or 0) <= MAX_RANKS]
     world_size = max(sizes, default=None)
-    shares = {}
-    for name in ("idle", "compute", "non_compute"):
-        pcts = [time[f"{name}_pct"] for time in times.values()]
-        shares[f"{name}_pct_mean"] = sum(pcts) / len(pcts) if pcts else None
     calls, num_unmatched = skew.waits(ranks)
     overall = {
         "num_ranks": len(by_rank),
         "world_size": world_size,
         "missing_ranks": sorted(set(range(world_size or 0)) - set(ranks)),
-        **shares,
-        "slowest_rank": max(times, key=lambda number: times[number]["span_us"], default=None),
         "collectives": skew.collectives(ranks, calls, num_unmatched),
         "pictures": {"collective": skew.picture_of_collective(ranks, calls)},
+        "doubts": list(doubts_of_job([digest.rank for digest in digests])),
     }
     return {"ranks": by_rank, "overall": overall}
 
@@ -218,8 +223,10 @@ def _advice(answer: dict[str, Any], host_us: float) -> Iterator[str]:
         return
     busy_pct = 100 - answer["temporal"]["idle_pct"]
     if busy_pct < BUSY_BELOW_PCT:
-        why = max(IDLE_REMEDIES, key=lambda name: sum(line[f"{name}_us"] for line in answer["idle"]))
-        yield f"The device is busy {busy_pct:.1f} % of the time (under {BUSY_BELOW_PCT} %): {IDLE_REMEDIES[why]}."
+        why = IDLE_REMEDIES[max(IDLE_REMEDIES, key=lambda name: sum(line[f"{name}_us"] for line in answer["idle"]))]
+        if 2 * answer["launches"]["num_unlinked"] > answer["num_device_rows"]:
+            why = "what it waits for is not known, as the launches of most kernels are not in the trace"
+        yield f"The device is busy {busy_pct:.1f} % of the time (under {BUSY_BELOW_PCT} %): {why}."
     exposed_us = answer["exposed_comm_us"]
     if exposed_us > EXPOSED_ABOVE_PCT / 100 * span_us:
         yield (

@@ -22,20 +22,18 @@ NUM_GAPS = 10
 
 
 def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None) -> dict[str, Any]:
-    """Returns the times of a device's chain, {"compute_us", "communication_us", "memory_us", "launch_us", "host_us",
-    "wait_us", "span_us", "num_links"}.
+    """Returns the times of a device's chain, {"span_us"} and those of KINDS, {"compute_us", "communication_us", ...}.
 
     launch: from the launching call to the start of its row, where nothing else ran; host: the host had launched nothing
     yet; wait: launched, nothing running, and yet not started.  launched: window.launch_times() of the rows, if at hand.
     """
     if not len(rows):
-        return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
-    spent, num_links = [0] * len(KINDS), 0
-    for kind, begin, end, row in walk(rank, rows, kinds, launched):
+        return {f"{kind}_us": None for kind in KINDS} | {"span_us": None}
+    spent = [0] * len(KINDS)
+    for kind, begin, end, _ in walk(rank, rows, kinds, launched):
         spent[kind] += end - begin
-        num_links += row is not None
     times_us = {f"{kind}_us": ns / US for kind, ns in zip(KINDS, spent)}
-    return times_us | {"span_us": int(rank.end[rows].max() - rank.ts[rows].min()) / US, "num_links": num_links}
+    return times_us | {"span_us": int(rank.end[rows].max() - rank.ts[rows].min()) / US}
 
 
 def walk(

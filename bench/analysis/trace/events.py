@@ -27,6 +27,7 @@ KINDS = {
     "cuda_sync": SYNC,
     "cpu_instant_event": MEMORY,
 }
+UNTIMED = ("trace", "overhead", "cuda_profiler_range")  # categories whose events hold no work of the program
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
 ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(10)}
 MOMENT = "[memory]"  # an allocation (profile_memory): no duration, and ph "i"
@@ -49,6 +50,7 @@ NO_NUMBER = -1
 ZERO = msgspec.Raw(b"0")
 BAD = np.iinfo(np.int64).min  # an invalid timestamp
 DECIMALS = 3
+FAR_NS = 3600 * 10**9  # of a trace's first rows; those of 85 public traces lie within 44 s
 BELOW = 2**62  # nanoseconds of a valid timestamp, so that a duration can be added
 
 

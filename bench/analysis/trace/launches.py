@@ -77,7 +77,11 @@ def doubts(rank: Rank, until_ns: int | None = None) -> Iterator[str]:
     """Yields a sentence on each damage of a file by which its times may be wrong.  until_ns is of without_kernel()."""
     if rank.cut or rank.num_bad:
         how = rank.cut or "the file is whole"
-        yield f"{how}; {rank.num_events} events were read, {rank.num_bad} could not be"
+        yield f"{how}; {rank.num_events} events were read, {rank.num_bad} could not be or have impossible times"
+    if rank.unread:
+        which = text_table.middle(", ".join(rank.unread), MAX_NAME_CHARS)
+        why = "their category is not known here, so if they ran on a device, its time is missing from all figures"
+        yield f"{sum(rank.unread.values())} events ({which}) are not read: {why}"
     num_calls, num_lost = without_kernel(rank, until_ns)
     if num_lost:
         lost = f"{num_lost} of {num_calls} launches have no kernel in the trace"
@@ -89,6 +93,10 @@ def doubts(rank: Rank, until_ns: int | None = None) -> Iterator[str]:
         early = f"{num_early} of {len(rows)} device rows begin before the host launches them"
         why = "the clocks of host and device differ, so why the device was idle is not known"
         yield f"{early}, by up to {early_ns.max() / 1e6:.3f} ms: {why}"
+    order = rows[np.lexsort((rank.correlation[rows], rank.track[rows], rank.ts[rows]))]
+    is_same = [np.diff(column[order]) == 0 for column in (rank.ts, rank.dur, rank.track, rank.name, rank.correlation)]
+    if num_twice := int(np.all(is_same, axis=0).sum()):
+        yield f"{num_twice} of {len(rows)} device rows are there twice: counts and sums hold them twice"
     if len(rows) and len(rank.ts) > 1:
         longest = rows[rank.dur[rows].argmax()]
         others = np.arange(len(rank.ts)) != longest

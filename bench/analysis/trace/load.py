@@ -68,7 +68,8 @@ def number(ranks: Iterable[Rank]) -> list[Rank]:
     used_ranks: set[int | None] = set()
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name))
     for rank in ordered:
-        if rank.rank is None or rank.rank in used_ranks:
+        rank.is_taken = rank.rank in used_ranks
+        if rank.rank is None or rank.is_taken:
             rank.rank = next(free for free in itertools.count() if free not in used_ranks)
         used_ranks.add(rank.rank)
     return sorted(ordered, key=lambda rank: rank.rank)

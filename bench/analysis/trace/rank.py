@@ -3,6 +3,7 @@
 Only what an analysis needs is decoded of each event; timestamps are exact, in nanoseconds.
 """
 
+import collections
 import copy
 import functools
 import json
@@ -27,7 +28,7 @@ _NO_ARGS, _UNSET = Args(), msgspec.UNSET
 
 
 class Collector:
-    """Decodes chunks with add(); finish() returns columns, names, tracks, extras, sequence, num_events, num_bad.
+    """Decodes chunks with add(); finish() returns what Rank takes of them.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
     (bytes, dims, types, collective, nelems, group, device type, group size, dtype, concrete inputs or kernel's name).
@@ -44,6 +45,8 @@ class Collector:
         self._columns = {name: np.empty(0, dtype) for name, dtype in events.COLUMNS.items()}
         self._num_rows = 0
         self.num_events = self.num_bad = 0
+        self._unread = collections.Counter[str]()  # events with a duration, by category
+        self._near_ns: int | None = None  # when the first chunk was recorded
 
     def add(self, chunk: bytes) -> None:
         try:
@@ -58,6 +61,8 @@ class Collector:
             if kind_of[event.cat] is not None and (event.ph == "X" or event.name == events.MOMENT)
         ]
         self.num_events += len(decoded)
+        timed = (event.cat for event in decoded if event.ph == "X" and event.cat)
+        self._unread.update(cat for cat in timed if kind_of[cat] is None)
         if kept:
             self._keep(kept, [kind_of[event.cat] for event in kept])
 
@@ -102,7 +107,10 @@ class Collector:
             else self._extra(event.name, args)
             for event, args in zip(kept, facts)
         ]
-        good = (ts != events.BAD) & (dur >= 0)
+        good = (ts != events.BAD) & (dur >= 0) & (dur <= events.FAR_NS)
+        if self._near_ns is None and good.any():
+            self._near_ns = int(np.median(ts[good]))
+        good &= np.abs(ts - (self._near_ns or 0)) <= events.FAR_NS  # one row of another year would make a step of years
         self.num_bad += int((~good).sum())
         first, self._num_rows = self._num_rows, self._num_rows + int(good.sum())
         for index, args in enumerate(facts) if self._has_numbers else ():
@@ -162,6 +170,7 @@ class Collector:
             "sequence": self._sequence,
             "num_events": self.num_events,
             "num_bad": self.num_bad,
+            "unread": {name: num for name, num in self._unread.items() if name.lower() not in events.UNTIMED},
         }
 
 
@@ -182,6 +191,7 @@ class Rank:
     (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1:
     none)  .sequence ({row: (process group, number of the collective in it)} where the file says it)
     .rank .world_size (None: the file does not say)  .meta (the fields around the events)  .num_events .num_bad  .cut
+    .unread ({category that is not known here: number of events})  .is_taken (whether another file says the same rank)
     """
 
     kind: np.ndarray
@@ -203,7 +213,8 @@ class Rank:
         self.nests: dict[int, dict[int, Any]] = {}  # by kind and track: rows of ranges, or their columns.Nest
         self.names, self.tracks, self.extras = rows["names"], rows["tracks"], rows["extras"]
         self.sequence: dict[int, tuple[str, int]] = rows["sequence"]
-        self.num_events, self.num_bad = rows["num_events"], rows["num_bad"]
+        self.num_events, self.num_bad, self.unread = rows["num_events"], rows["num_bad"], rows["unread"]
+        self.is_taken = False
         self.path, self.cut = Path(path), cut
         self.meta = _meta(head, tail)
         info = self.meta.get("distributedInfo")
@@ -221,7 +232,7 @@ class Rank:
         few.name, few.names = few.name.astype(np.int32), [self.names[index] for index in used]
         few.sequence = {new: self.sequence[row] for new, row in enumerate(rows.tolist()) if row in self.sequence}
         few.extras, few.extra = [], np.full(len(rows), -1, np.int32)
-        few.end, few.meta, few.nests = few.ts + few.dur, {"speedrun": self.meta.get("speedrun")}, {}
+        few.end, few.nests = few.ts + few.dur, {}
         return few
 
     def add_ranges(self, kind: int, track: int, ranges: Sequence[tuple[str, int, int]]) -> None:

@@ -118,6 +118,7 @@ def remarks(answer: Line, is_first_said: bool = True) -> list[Block]:
     overall, ranks = answer["overall"], answer["ranks"]
     missing = overall["missing_ranks"]
     known = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
+    known += overall["doubts"]
     known += [sentence for rank, analysis in ranks.items() for sentence in caveats(rank, analysis)]
     advice = [*_late(answer), *next(iter(ranks.values()))["advice"][int(is_first_said) :]]
     folded = [Section(f"{len(known)} things to know of the files", [Bullets(known)], is_folded=True)]
@@ -172,7 +173,7 @@ def caveats(rank: str, analysis: Line) -> Iterator[str]:
     excluded = analysis["num_device_rows_excluded"]
     if not analysis["num_device_rows"] and not any(excluded.values()):
         nothing = "nor any operators: there is nothing to analyse"
-        yield f"rank {rank} has no device rows: {'a trace of the CPU alone' if analysis['num_operators'] else nothing}"
+        yield f"rank {rank} has no device rows, {'only those of the host' if analysis['num_operators'] else nothing}"
     if excluded["last_step"]:
         rows = f"{excluded['last_step']} device rows of the last step, {analysis['profiler_steps_excluded'][-1]}"
         yield f"rank {rank}: {rows}, are not counted: it may be cut off (--include-last-step counts them)"

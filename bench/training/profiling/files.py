@@ -95,9 +95,9 @@ def write_tables(trace: Path, stem: str, **facts: Any) -> list[Path]:
     The separate folder is for HolisticTraceAnalysis, which takes every .json beside a trace for another trace.  This
     takes seconds for a million events: call it after training.
     """
-    from bench.analysis.trace import analysis, load, text  # imports numpy, which the launcher does without
+    from bench.analysis.trace import analysis, text  # imports numpy, which the launcher does without
 
-    answer = analysis.analyze_rank(load.load(trace), include_last_step=True)  # it is complete: the recording synced
+    (answer,) = analysis.analyze_files([trace], include_last_step=True).values()  # complete: the recording synced
     text_path, json_path = (trace.parent / "ops" / f"{stem}.{suffix}" for suffix in ("txt", "json"))
     text_path.parent.mkdir(exist_ok=True)
     atomic.write_text(text_path, text.document(answer, trace.name).terminal() + "\n", durable=False)
