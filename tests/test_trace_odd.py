@@ -173,7 +173,7 @@ DAMAGES = {
     "begin before the host launches them, by up to 0.020 ms": launched("gemm", 105, 1, 125, 8),
     "gemm takes 1000 ms, longer than all else in the trace (0.09 ms)": launched("gemm", 105, 1e6, 91, 8),
     "2 could not be": launched("gemm", 1e14, 5, 91, 8)[1:] + launched("gemm", 105, 1e14, 91, 8)[1:],
-    "1 events (mtia_ccp_events) are not read": [event("mtia_ccp_events", "fc", 105, 1), event("overhead", "x", 105, 1)],
+    "not read: 1 event (mtia_ccp_events)": [event("mtia_ccp_events", "fc", 105, 1), event("overhead", "x", 105, 1)],
     "1 of 5 device rows are there twice": rows()[3:4],
     "5 launches have no kernel in the trace": [event("cuda_runtime", "cudaLaunchKernel", 91, 2, correlation=8)],
 }

@@ -80,8 +80,8 @@ def doubts(rank: Rank, until_ns: int | None = None) -> Iterator[str]:
         yield f"{how}; {rank.num_events} events were read, {rank.num_bad} could not be or have impossible times"
     if rank.unread:
         which = text_table.middle(", ".join(rank.unread), MAX_NAME_CHARS)
-        why = "their category is not known here, so if they ran on a device, its time is missing from all figures"
-        yield f"{sum(rank.unread.values())} events ({which}) are not read: {why}"
+        why = "their category is not known here, so what they did on a device is in no figure"
+        yield f"not read: {text_table.counted(sum(rank.unread.values()), 'event')} ({which}): {why}"
     num_calls, num_lost = without_kernel(rank, until_ns)
     if num_lost:
         lost = f"{num_lost} of {num_calls} launches have no kernel in the trace"
