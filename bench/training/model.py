@@ -58,7 +58,7 @@ def kernel_facts() -> dict[str, str | list[str]]:
     try:
         precision = torch.get_float32_matmul_precision()  # highest is float32, high TF32 on a GPU
     except RuntimeError:  # a model has set what is read here, and torch answers in one of the two ways only
-        precision = cuda.matmul.fp32_precision
+        precision = {"tf32": "high", "bf16": "medium"}.get(cuda.matmul.fp32_precision, "highest")
     return {
         "float32_matmul_precision": precision,
         "sdpa_enabled": [name for name, (_, enabled) in SDPA.items() if enabled()],
