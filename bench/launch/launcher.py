@@ -346,8 +346,8 @@ class _Launch:
         env = env | ({processes.WITHIN: around[0]} if around else {})
         is_bare = self._job.script is not None and not self._job.script.torchrun
         num_ranks = config.hardware.num_processes or 1
-        words = (*around, *program)
-        return ranks.started(guard, num_ranks, self._folder, env, words, is_bare, survives, self._confined)
+        argv = (*around, *program)
+        return ranks.started(guard, num_ranks, self._folder, env, argv, is_bare, survives, self._confined)
 
     def _finish(self, exit_code: int | None, failure: Section | None, signals: Signals) -> None:
         """Finishes the record with what is known only at the end."""

@@ -289,9 +289,8 @@ def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -
 def _arms(a: Arm, b: Arm, also: Sequence[str] = ()) -> dict[str, Arm]:
     """Returns the arms of a race, with these settings too; both are in a sandbox if the code of one has to be."""
     held = [submissions.CONFINED] * any(submissions.CONFINED in arm["overrides"] for arm in (a, b))
-    return {
-        name: {**x, "overrides": list(dict.fromkeys([*x["overrides"], *held, *also]))} for name, x in zip("AB", (a, b))
-    }
+    overrides = [list(dict.fromkeys([*arm["overrides"], *held, *also])) for arm in (a, b)]
+    return {"A": {**a, "overrides": overrides[0]}, "B": {**b, "overrides": overrides[1]}}
 
 
 def _refuse(search: Search, submission: Submission) -> None:
