@@ -1,7 +1,7 @@
 """The table of what each verb reads and writes: its inputs, how they may be damaged, its outputs and their escaping.
 
-tests/walk.py tries an entry, tests/test_inputs.py a sample of entries, and `tests/benchmarks inputs` all of them, from
-which it writes docs/reference/faults.md.
+tests/walk.py tries an entry, tests/test_inputs.py a sample of entries, and `tests/benchmarks inputs` every pair of
+their parts, and writes docs/reference/faults.md.
 """
 
 import csv

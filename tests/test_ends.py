@@ -236,3 +236,14 @@ def test_a_daemon_of_an_own_model_ends_with_its_run(tmp_path):
     done = real_runs.bench(tmp_path / "results", "run", *overrides, SPEEDRUN_CWD=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert sleeping(mark) == []
+
+
+def test_a_process_that_is_asked_for_the_facts_of_an_arm_ends_with_its_race(tmp_path):
+    module, pid = tmp_path / "bench/plans/race/arm_process.py", tmp_path / "pid"
+    module.parent.mkdir(parents=True)
+    module.write_text(f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(99)\n")
+    code = f"from bench.plans.race import arm_process\narm_process.ask({str(tmp_path)!r}, [], {{}})"
+    race = subprocess.Popen([sys.executable, "-c", code], cwd=real_runs.REPO)
+    assert real_runs.wait_for(lambda: pid.exists() and pid.read_text(), 60)
+    race.kill()
+    assert race.wait() and real_runs.wait_for(lambda: not Path(f"/proc/{pid.read_text()}").exists(), 10)

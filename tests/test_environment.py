@@ -555,4 +555,6 @@ def test_the_packages_are_those_that_python_itself_finds(tmp_path, monkeypatch):
     places = [place for place in sys.path if not place.endswith(environment.VENDORED)]  # a compiler before this test
     monkeypatch.setattr(sys, "path", [*places, str(tmp_path), str(tmp_path / "none")])
     theirs = {package.metadata["Name"]: package.version for package in reversed([*metadata.distributions()])}
+    with open(tmp_path / "old.egg-info", "ab") as file:
+        file.write("Author: Zoë\n".encode("latin-1"))  # which importlib.metadata refuses
     assert environment.packages() == dict(sorted(theirs.items())) and theirs["old"] == "0.1"

@@ -1,6 +1,6 @@
 """Each verb reads and writes what the table in tests/inputs.py says, and nothing else.
 
-Each time a sample is tried; SPEEDRUN_INPUTS_SEED=WORD draws another, and `tests/benchmarks inputs` tries everything.
+Each time a sample is tried; SPEEDRUN_INPUTS_SEED=WORD draws another, and `tests/benchmarks inputs` tries every pair.
 """
 
 import os

@@ -106,31 +106,19 @@ def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
     assert "micro_batch_seqs" in failure["hint"]
 
 
-@pytest.fixture(scope="module")
-def timed_out(tmp_path_factory):
-    """A run that takes too long, with a heartbeat whenever the launcher looks -> (exit code, run.json in time)."""
-    results, seen = tmp_path_factory.mktemp("results"), []
-    with real_runs.Background(results, "hardware.wall_timeout_s=2", changed=HURRIED) as running:
+def test_a_run_says_that_it_lives_until_it_has_taken_too_long(tmp_path):
+    """Its heartbeat is fresh: elsewhere, a run whose heartbeat is a minute old is taken for abandoned."""
+    seen = []
+    with real_runs.Background(tmp_path, "hardware.wall_timeout_s=2", changed=HURRIED) as running:
         running.wait_for_record()
         while running.process.poll() is None:
             seen.append(real_runs.run_json(running.folder))
             time.sleep(0.1)
         code, _ = running.end()
         assert running.all_gone()
-        return code, [*seen, real_runs.run_json(running.folder)]
-
-
-@pytest.mark.slow
-def test_a_run_that_takes_too_long_is_ended(timed_out):
-    code, seen = timed_out
-    assert code == 1
-    assert (seen[-1]["status"], seen[-1]["failure"]["kind"]) == ("failed", "wall_timeout")
-
-
-def test_a_running_run_says_that_it_lives(timed_out):
-    """Its heartbeat is fresh: elsewhere, a run whose heartbeat is a minute old is taken for abandoned."""
-    beats = {run["heartbeat_at"] for run in timed_out[1] if run["status"] == "running"}
-    assert len(beats) >= 3
+        run = real_runs.run_json(running.folder)
+    assert (code, run["status"], run["failure"]["kind"]) == (1, "failed", "wall_timeout")
+    assert len({run["heartbeat_at"] for run in seen if run["status"] == "running"}) >= 3
 
 
 @pytest.mark.slow
@@ -140,9 +128,7 @@ def test_a_stopped_rank_ends_the_run_within_the_timeout_and_the_record_says_wher
         os.kill(running.rank_pid(1), signal.SIGSTOP)
         started_s = time.monotonic()
         code, _ = running.end(timeout_s=60)
-        assert (
-            time.monotonic() - started_s < 25
-        )  # torch's agent alone would wait 30 s before it kills what does not end
+        assert time.monotonic() - started_s < 25  # torch's agent alone waits 30 s before it kills what does not end
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
     assert code == 1

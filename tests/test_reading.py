@@ -2,21 +2,18 @@
 
 import os
 import time
-from itertools import pairwise
 from types import UnionType
 from typing import Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 import pytest
+from fuzzing import BOMB
 
 from bench.analysis.memory import pickles
 from bench.analysis.trace import events, source
 from bench.base.reading import json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged, Missing, reading_record
 from bench.record import ledger, shape
-
-ALIASES = [(name, ",".join(f"*{before}" for _ in range(9))) for before, name in pairwise("abcdefgh")]
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{name}: &{name} [{aliases}]\n" for name, aliases in ALIASES)
 
 
 @pytest.fixture(params=["pipe", "device", "folder", "loop"])

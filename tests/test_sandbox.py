@@ -134,6 +134,24 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
     assert confined(code) == (0, "ENOSYS ENOSYS ENOSYS ENOSYS ENOSYS EAFNOSUPPORT EAFNOSUPPORT ", None)
 
 
+def test_it_leaves_no_program_that_others_could_run_with_its_owners_rights(confined):
+    code = f"""
+import ctypes, os
+paths, bits = ("chmod", "fchmod", "call", "made"), 0o6000
+for path in paths:
+    open(path, "w").write("x")
+os.chmod(paths[0], 0o4755)
+os.fchmod(os.open(paths[1], os.O_RDONLY), 0o2755)
+fchmodat = min(number for number, place in {namespaces.MODE_CALLS}.items() if place == 2)
+assert ctypes.CDLL(None).syscall(fchmodat, -100, paths[2].encode(), 0o6755, 0) == 0
+os.unlink(paths[3])
+os.write(os.open(paths[3], os.O_CREAT | os.O_WRONLY, 0o6755), b"x")
+os.chmod(".", 0o750)
+print([path for path in paths if os.stat(path).st_mode & bits], oct(os.stat(".").st_mode))
+"""
+    assert confined(code) == (0, "[] 0o40750\n", None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "limits", "sentence"),

@@ -27,7 +27,7 @@ case "$*" in
         exec "$REAL_PYTHON" -c "$head"$'\n'"$code" "$@" ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-m pip install "*) echo "pip says hello"; eval "${FAKE_PIP:-}" ;;
-    "-m bench"*) echo "cwd=$PWD asked=$SPEEDRUN_CWD words=${*:3}" ;;
+    "-m bench"*) echo "cwd=$PWD asked=$SPEEDRUN_CWD utf8=$PYTHONUTF8 words=${*:3}" ;;
     "-m pytest"*) echo "tests ${*:3}" ;;
 esac
 """
@@ -240,7 +240,7 @@ def test_another_python_that_fits_is_found(checkout):
 
 def test_runs_from_any_folder_and_says_which(checkout, tmp_path):
     done = checkout.run("run", "seed=1", script="speedrun.sh", cwd=tmp_path)
-    assert done.out == f"cwd={checkout.repo} asked={tmp_path} words=speedrun run seed=1\n"
+    assert done.out == f"cwd={checkout.repo} asked={tmp_path} utf8=1 words=speedrun run seed=1\n"
     tests = checkout.run("test", "-k", "a or b", cwd=tmp_path)
     assert tests.out == "tests -n auto --dist loadfile -k a or b\n"
 
@@ -252,7 +252,7 @@ def test_a_link_to_it_works_from_anywhere_and_builds_no_second_environment(check
         (links / name).symlink_to(os.path.relpath(checkout.repo / name, links))  # relative, as `ln -s` writes it
         done = checkout.run("seed=1", script=links / name, cwd=links)
         verb = "speedrun " if name == "speedrun.sh" else ""
-        assert done.out == f"cwd={checkout.repo} asked={links} words={verb}seed=1\n", done.err
+        assert done.out == f"cwd={checkout.repo} asked={links} utf8=1 words={verb}seed=1\n", done.err
     assert sorted(path.name for path in links.iterdir()) == ["run.sh", "speedrun.sh"]
 
 

@@ -288,6 +288,6 @@ def is_shown_whole(value: str) -> bool:
 def text_of(path: Path | str) -> str | None:
     """Returns the stripped text of a system file, or None if it cannot be read."""
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text("utf-8", "replace").strip()
     except OSError:
         return None

@@ -27,6 +27,8 @@ IS_X86 = os.uname().machine == "x86_64"  # else arm64
 AUDIT_ARCH, SECCOMP, SOCKET = (0xC000003E, 317, 41) if IS_X86 else (0xC00000B7, 277, 198)
 # add_key, request_key, keyctl; shmget, whose memory belongs to no process; io_uring_setup
 REFUSED_CALLS = (248, 249, 250, 29, 425) if IS_X86 else (217, 218, 219, 194, 425)
+# {chmod, fchmod, fchmodat, fchmodat2: which of its arguments is the mode}
+MODE_CALLS = {90: 1, 91: 1, 268: 2, 452: 2} if IS_X86 else {52: 1, 53: 2, 452: 2}
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # confined by a network namespace
 PIVOT_ROOT, MOUNT_SETATTR = 155 if IS_X86 else 41, 442
 STAGE, ROOT, OLD = "/tmp", "/new", "/old"  # STAGE: any existing folder; the others are inside it while mounts are made
@@ -145,17 +147,29 @@ def refuse_calls() -> None:
     """Refuses what namespaces leave open: the user's keys (keyrings(7)), and sockets to the machine's host (vsock(7)).
 
     System V shared memory is refused because it outlives its processes and no limit counts it (sandbox.py), and
-    io_uring because it creates sockets past this filter.
+    io_uring because it creates sockets past this filter.  A chmod(2) to a set-user-ID or set-group-ID program does
+    nothing: other users of the machine could run what it leaves in a results folder, with the rights of its owner.
     """
-    load, equal, at_least, answer, error, allow = 0x20, 0x15, 0x35, 0x06, 0x00050000, 0x7FFF0000  # linux/seccomp.h
-    socket_line = 4 + len(REFUSED_CALLS)
-    no = socket_line + 3 + len(FAMILIES)  # line of the answer ENOSYS; the next line allows the call
-    program = [(load, 0, 0, 4), (equal, 0, no - 2, AUDIT_ARCH), (load, 0, 0, 0), (at_least, no - 4, 0, 0x40000000)]
-    program += [(equal, no - 5 - place, 0, number) for place, number in enumerate(REFUSED_CALLS)]
-    program += [(equal, 0, no - socket_line, SOCKET), (load, 0, 0, 16)]
-    program += [(equal, no - socket_line - 2 - place, 0, family) for place, family in enumerate(FAMILIES)]
-    program += [(answer, 0, 0, error | errno.EAFNOSUPPORT), (answer, 0, 0, error | errno.ENOSYS), (answer, 0, 0, allow)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    load, equal, at_least, has_bit, answer, error = 0x20, 0x15, 0x35, 0x45, 0x06, 0x00050000  # linux/seccomp.h
+    program = [  # (name of the line, operation, number, line to go to if it holds, and if not; "": the next one)
+        ("", load, 4, "", ""), ("", equal, AUDIT_ARCH, "", "unknown"),
+        ("", load, 0, "", ""), ("", at_least, 0x40000000, "unknown", ""),
+        *(("", equal, number, "unknown", "") for number in REFUSED_CALLS),
+        *(("", equal, number, f"mode {place}", "") for number, place in MODE_CALLS.items()),
+        ("", equal, SOCKET, "", "allowed"), ("", load, 16, "", ""),
+        *(("", equal, family, "allowed", "") for family in FAMILIES),
+        ("", answer, error | errno.EAFNOSUPPORT, "", ""),
+        ("mode 1", load, 24, "", ""), ("", has_bit, 0o6000, "ignored", "allowed"),
+        ("mode 2", load, 32, "", ""), ("", has_bit, 0o6000, "ignored", "allowed"),
+        ("unknown", answer, error | errno.ENOSYS, "", ""),
+        ("ignored", answer, error, "", ""), ("allowed", answer, 0x7FFF0000, "", ""),
+    ]  # fmt: skip
+    places = {name: place for place, (name, *_) in enumerate(program)}
+    lines = []
+    for place, (_, operation, number, *targets) in enumerate(program, 1):  # jumps count from the next line
+        yes, no = (places[target] - place if target else 0 for target in targets)
+        lines.append(struct.pack("HBBI", operation, yes, no, number))
+    code = ctypes.create_string_buffer(b"".join(lines))
     _call("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
     # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW: no slowdown besides the filter itself
     _call("syscall", SECCOMP, 1, 4, struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))

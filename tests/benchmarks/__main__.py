@@ -5,7 +5,7 @@ records) and trace (installs HolisticTraceAnalysis), which take minutes.
 Alone: gpu [--rehearse] [--json] [--minutes=N] races the harness against plain loops on a GPU; a rehearsal is
 nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
-inputs [NUM_STEPS [SEED]] makes each input of each verb something else (inputs.py), and
+inputs [SEED [all]] makes each input of each verb something else (inputs.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
 Alone: records [CLONE] makes docs/reference/public-records.md (public_records.py).
 Alone: leaks [NUM_TOKENS ...]: how small a leak an audit on random tokens finds (leaks.py).

@@ -19,7 +19,7 @@ from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
 from bench.config import schema, user_code
 from bench.machine import code_copy, code_state, sandbox
-from bench.machine.processes import child, has_ended
+from bench.machine.processes import child, die_with_parent, has_ended
 from bench.machine.signals import raise_interrupted
 from bench.record import race_folder, run_folder
 from bench.record.rows import row_of
@@ -97,13 +97,14 @@ def ask(
 
     stdin: text for its standard input; confined wraps the command in a sandbox. Raises ValueError for a refusal.
     """
-    paths = {name: Path(folder) / f"{name.replace('.', '/')}.py" for name in FACTS_MODULES}
-    module = next((name for name, path in paths.items() if path.exists()), None)
+    module = next((name for name in FACTS_MODULES if Path(folder, f"{name.replace('.', '/')}.py").exists()), None)
     if module is None:
         return None
     command = [sys.executable, "-m", module, *arguments]
     command, env = confined(command, env) if confined else (command, env)
-    done = subprocess.run(command, cwd=folder, env=env, input=stdin, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=env, input=stdin, capture_output=True, text=True, preexec_fn=die_with_parent
+    )
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
