@@ -7,12 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bench.base import private
 from bench.base.units import gib_from_bytes
-from bench.config.schema import HardwareConfig
 
 Facts = dict[str, Any]
 
@@ -114,8 +111,8 @@ def _cpus_near(nvml: Any, handle: Any) -> frozenset[int]:
     )
 
 
-def used_by_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:
-    """Returns the GPUs, out of all, that a run on this hardware uses on this node, by rank."""
+def used_by_run(gpus: list[Facts], hardware: Any) -> list[Facts]:
+    """Returns the GPUs, out of all, that a run on this hardware (schema.HardwareConfig) uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.ranks_of_node]
 
@@ -223,6 +220,8 @@ def _gpu(nvml: Any, handle: Any) -> Facts:
         except nvml.NVMLError:
             unsupported.append(what)
             return None
+
+    from bench.base import private  # many regular expressions, which the sampler does not need
 
     ecc, mig, processes = ask("EccMode"), ask("MigMode"), ask("ComputeRunningProcesses")
     memory = None if mig and mig[0] else ask("MemoryInfo")  # a run in a slice of the GPU has only a part of it

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeGuard
 
-from bench.base import private
 from bench.machine.signals import held
 
 WITHIN = "SPEEDRUN_WITHIN"  # set for ranks: the program below which they run (nsys), their parent
@@ -291,6 +290,8 @@ def end_descendants(within_s: float) -> set[int]:
 
 def boot_id_hash() -> str | None:
     """Returns a hash of this boot and PID namespace, with which a pid identifies a process; None if not on Linux."""
+    from bench.base import private  # takes as long to import as all that a guard, which needs no hash, imports
+
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))
