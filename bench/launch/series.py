@@ -3,6 +3,7 @@
 The duration is known from earlier runs of the same config, otherwise once the first run has ended.
 """
 
+import contextlib
 import itertools
 import statistics
 import time
@@ -13,20 +14,22 @@ from bench.base.paths import results_root
 from bench.base.text_table import counted
 from bench.base.units import format_about_s
 from bench.launch.console import Bars, say
-from bench.record import store
+from bench.record import run_folder
 
 NUM_EARLIER = 5  # number of a config's latest runs whose median counts
 
 
 def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, float]:
     """Returns {config_id: median wall seconds of its latest complete runs}, for those that have some."""
-    wanted, folders = set(config_ids), [results_root() / track for track in tracks]
-    rows = [row for _, row in store.read_rows(folder for folder in folders if folder.is_dir())]
-    walls_s_of: dict[str, list[float]] = {}
-    for row in sorted(rows, key=lambda row: row["started_at"] or "", reverse=True):
-        if row["config_id"] in wanted and row["wall_s"] is not None:
-            walls_s_of.setdefault(str(row["config_id"]), []).append(row["wall_s"])
-    return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in walls_s_of.items()}
+    walls_s_of: dict[str, list[float]] = {config_id: [] for config_id in config_ids}
+    folders = [folder for track in tracks for folder in (results_root() / track).glob("*-s*")]
+    for folder in sorted(folders, key=lambda folder: folder.name, reverse=True):  # a name begins with the time
+        walls_s = walls_s_of.get(folder.name.rpartition("-s")[0][-8:])
+        if walls_s is not None and len(walls_s) < NUM_EARLIER:  # no other run is read: there may be ten thousand
+            with contextlib.suppress(ValueError, KeyError):  # a damaged record, an imported log
+                run = run_folder.read(folder)
+                walls_s += [run["measured"]["wall_s"]] if run["status"] == "complete" else []
+    return {config_id: statistics.median(walls_s) for config_id, walls_s in walls_s_of.items() if walls_s}
 
 
 class Series:
@@ -50,8 +53,7 @@ class Series:
     ):
         self._kinds, self._known_s = list(kinds), known_s
         self._spent_s: dict[str, list[float]] = {}  # {kind: seconds of each run of this series}
-        self._num_done, self._budget_s, self._fewest = num_done, budget_s, fewest
-        self._at_once = at_once
+        self._num_done, self._budget_s, self._fewest, self._at_once = num_done, budget_s, fewest, at_once
         self._began_s: float | None = None  # the current run
         self._opened_s, self._is_budget_shown = time.monotonic(), False
         self.bars = Bars(live)
