@@ -83,8 +83,9 @@ def test_a_gpu_that_differs_from_its_peers_and_one_that_fell_in_the_race_are_nam
 
 
 @pytest.mark.parametrize("mode", ["off", "auto"])
-def test_a_race_on_a_cpu_measures_nothing_unless_asked(race, mode):
+def test_a_race_on_a_cpu_measures_nothing_unless_asked_and_composes_no_config_for_it(race, mode, monkeypatch):
     folder, _, measure = race
+    monkeypatch.delattr(condition.compose, "compose")
     measure(mode, "before", 100.0)
     assert condition.of(folder) == []
 

@@ -49,9 +49,10 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
     mode: of MODES; when: before or after. Raises ValueError for faults before the race if the mode is refuse.
     """
     machine = schema.Machine(len(gpus.visible()), environment.usable_cpus())
+    if mode == "off" or mode == "auto" and not machine.num_gpus:  # known without composing the arms' configs
+        return
     hardware = [setup for arm in arms.values() if (setup := _hardware(arm, machine)) is not None]
-    is_on_gpu = any(setup.device == "cuda" for setup in hardware)
-    if not hardware or mode == "off" or mode == "auto" and not is_on_gpu:
+    if not hardware or mode == "auto" and all(setup.device != "cuda" for setup in hardware):
         return
     first = next((setup for setup in hardware if setup.device == "cuda"), hardware[0])
     precisions = {setup.dtype or DTYPE[setup.device] for setup in hardware} | {"tf32" for arm in hardware if arm.tf32}
@@ -103,9 +104,8 @@ def _faults(passport: kept.Passport, earlier: Sequence[kept.Passport]) -> Iterat
     for line in report.changes(passport, earlier):
         if line["is_worse"] and line["beyond_spread"] and abs(line["change_pct"]) >= WORSE_PCT:
             device = "" if line["device"] is None else f" of device {line['device']} ({names[line['device']]})"
-            now = (
-                f"{line['now']:.4g} {line['unit']}, {line['before']:.4g} in {line['num_earlier']} earlier measurements"
-            )
+            before = f"{line['num_earlier']} earlier measurements"
+            now = f"{line['now']:.4g} {line['unit']}, {line['before']:.4g} in {before}"
             yield f"{line['what']}{device} is {abs(line['change_pct']):.1f} % worse than it was: {now}"
     for line in report.slower_than_peers(passport):
         peers = f"{line['value']:.4g} {line['unit']}, the others' median {line['peers']:.4g}"
