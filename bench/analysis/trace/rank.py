@@ -53,18 +53,18 @@ class Collector:
             decoded = events.DECODER.decode(b"[" + chunk + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             decoded = self._decode_one_by_one(chunk)
-        kind_of = self._kind_of
+        all_kinds = [self._kind_of[event.cat] for event in decoded]
         self._has_numbers = b'"Seq"' in chunk  # most traces have none, so that no event is checked
-        kept = [
-            event
-            for event in decoded
-            if kind_of[event.cat] is not None and (event.ph == "X" or event.name == events.MOMENT)
-        ]
+        kept, kinds = [], []
+        for event, kind in zip(decoded, all_kinds):
+            if kind is None:
+                if event.ph == "X" and event.cat:
+                    self._unread[event.cat] += 1
+            elif event.ph == "X" or event.name == events.MOMENT:
+                kept.append(event)
+                kinds.append(kind)
         self.num_events += len(decoded)
-        timed = (event.cat for event in decoded if event.ph == "X" and event.cat)
-        self._unread.update(cat for cat in timed if kind_of[cat] is None)
-        if kept:
-            self._keep(kept, [kind_of[event.cat] for event in kept])
+        self._keep(kept, kinds)
 
     def _decode_one_by_one(self, chunk: bytes) -> list[Event]:
         """Decodes the events of a damaged or odd chunk that can be read, and counts the others."""
