@@ -1,6 +1,8 @@
 """The benchmark of a GPU: its plain loops train, its rounds and ratios are right, and all of it runs on a CPU."""
 
 import contextlib
+import importlib.machinery
+import importlib.util
 import json
 import subprocess
 import sys
@@ -41,10 +43,10 @@ def test_a_plain_loop_learns(setting, name):
 
 
 def test_a_round_runs_all_forwards_and_backwards_and_stops_at_its_time():
-    calls, seconds = [], {"a": 1.0, "b": 2.0}
+    calls, kept, seconds = [], [], {"a": 1.0, "b": 2.0}
     contest = types.SimpleNamespace(blocks=seconds, _seconds_of=lambda name: calls.append(name) or seconds[name])
-    times_s = gpu.Contest.rounds(contest, max_rounds=9, until_s=0.0)
-    assert times_s == {"a": [2.0] * 5, "b": [4.0] * 5}
+    times_s = gpu.Contest.rounds(contest, 9, lambda seconds_of: not kept.append(len(seconds_of["a"])))
+    assert times_s == {"a": [2.0] * 5, "b": [4.0] * 5} and kept == [1, 2, 3, 4, 5]
     assert calls[:4] == ["a", "b", "b", "a"]
     assert gpu._ratio(times_s, "a", "b", 0.95, "X", False)[:4] == ("a / b (X)", 0.5, "<=", 0.95)
     assert gpu._ratio(times_s, "a", "b", 0.95, "X", True)[2:4] == (None, None)
@@ -59,6 +61,21 @@ def test_micro_steps_fit_the_gpu_and_make_the_same_step(memory_gib, num_seqs):
 def test_what_has_no_target_has_no_verdict(capsys):
     assert rows.show([rows.Row("x", 2.0, ci95=(1.0, 3.0))]) == 0
     assert "MISSED" not in capsys.readouterr().out
+
+
+def test_a_measurement_that_is_cut_off_leaves_the_rows_of_the_rounds_that_ended(tmp_path, monkeypatch):
+    loader = importlib.machinery.SourceFileLoader("ci_gpu", str(REPO / ".ci/gpu"))
+    loader.exec_module(own := importlib.util.module_from_spec(importlib.util.spec_from_loader("ci_gpu", loader)))
+    stand_in = tmp_path / "python"  # writes one round's row, and hangs in the next
+    row = json.dumps([rows.Row("a / b", 0.5, "<=", 0.95)._asdict()])
+    stand_in.write_text(f"#!/bin/sh\necho '{row}' >${{3#--rows=}}\nexec sleep 60\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    monkeypatch.setattr(own, "LEAST_S", 0.0)
+    session = own.Session(tmp_path, minutes=1 / 60, is_rehearsal=True)
+    own.speed(session)
+    assert [row["what"] for row in json.loads((tmp_path / "checks.json").read_text())] == ["a / b"]
+    assert not session.is_whole
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 PART: overhead (of the training loop), results, telemetry, harness (the default ones), slope (table over 100,000
 records) and trace (installs HolisticTraceAnalysis), which take minutes.
-Alone: gpu [--rehearse] [--json] [--minutes=N] races the harness against plain loops on a GPU; a rehearsal is
-nano-sized (gpu.py).
+Alone: gpu [--rehearse] [--rows=FILE] [--minutes=N] races the harness against plain loops on a GPU; FILE gets the rows
+as JSON after each round; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 inputs [SEED [all]] makes each input of each verb something else (inputs.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
@@ -30,9 +30,11 @@ def main(parts):
         print(importlib.import_module("benchmarks.trace").hta_python())
         return 0
     if parts[:1] == ["gpu"]:
-        limits = [float(part.partition("=")[2]) for part in parts if part.startswith("--minutes=")]
-        rows = importlib.import_module("benchmarks.gpu").measure("--rehearse" in parts, *limits)
-        return show(rows, "--json" in parts)
+        gpu = importlib.import_module("benchmarks.gpu")
+        options = dict(part.split("=", 1) for part in parts if "=" in part)
+        minutes, path = float(options.get("--minutes", gpu.MOST_MINUTES)), options.get("--rows")
+        rows = gpu.measure("--rehearse" in parts, minutes, lambda rows: path and show(rows, path))
+        return show(rows, path)
     if parts[:1] in (["faults"], ["inputs"], ["nanogpt"], ["rounding"]):
         return show(importlib.import_module(f"benchmarks.{parts[0]}").measure(*parts[1:]))
     if parts[:1] == ["records"]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,6 +156,7 @@ def muon_update(grad, momentum, mu=0.95):
     return (X.mT if tall else X) * max(1, grad.size(0) / grad.size(1)) ** 0.5
 
 
+Keep = Callable[[list[tuple]], object]
 MOST_MINUTES = 20.0  # of rounds, from the start; what is compiled before is in it
 MOST_REDUCER_MINUTES = 5.0  # of rounds
 MAX_ROUNDS = 30
@@ -183,10 +185,11 @@ class Size:
     muon: str  # optim.muon_batched of the fast one
 
 
-def measure(rehearse: bool = False, minutes: float = MOST_MINUTES) -> list[tuple]:
+def measure(rehearse: bool = False, minutes: float = MOST_MINUTES, keep: Keep = lambda rows: None) -> list[tuple]:
     """Returns a rows.Row (what, measured, sign, target, interval) of each figure; [] without GPU and rehearsal.
 
-    minutes: no round but the first five begins later; those of several GPUs together come before.
+    minutes: no round but the first five begins later; those of several GPUs together come before.  keep: is given the
+    rows so far after each round, as the measurement may be cut off.
     """
     gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
     if not gpus and not rehearse:
@@ -194,16 +197,25 @@ def measure(rehearse: bool = False, minutes: float = MOST_MINUTES) -> list[tuple
         return []
     size, where = (_nano(), "rehearsal on a CPU") if rehearse else (_small(gpus[0]), gpus[0]["name"])
     reducer_rows = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
+    keep(reducer_rows)
     started_s = time.perf_counter()
     with Contest(size) as contest:
-        times_s = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * minutes)
-        rows = [_ratio(times_s, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= times_s.keys()]
         peak = None if rehearse else peak_flops(where, "bfloat16")
         if peak is None and not rehearse:
             print(f"gpu: no peak is known for {where}, so no MFU", file=sys.stderr)
-        rows += _rates(contest, times_s, peak, where)
+
+        def rows_of(times_s):
+            ratios = [_ratio(times_s, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= times_s.keys()]
+            return [*ratios, *_rates(contest, times_s, peak, where), *reducer_rows]
+
+        def is_spent(times_s):
+            keep(rows_of(times_s))
+            return time.perf_counter() > started_s + 60 * minutes
+
+        times_s = contest.rounds(2 if rehearse else MAX_ROUNDS, is_spent)
+        rows = rows_of(times_s)
     print(f"gpu: {len(times_s['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
-    return rows + reducer_rows
+    return rows
 
 
 def _reducers(size, where, rehearse):
@@ -278,10 +290,10 @@ class Contest:
         for ours in self._ours:
             ours.close()
 
-    def rounds(self, max_rounds: int, until_s: float) -> dict[str, list[float]]:
-        """Returns overhead.measured() of all contestants; it stops once time.perf_counter() is until_s."""
+    def rounds(self, max_rounds: int, is_spent: Callable[[Any], bool]) -> dict[str, list[float]]:
+        """Returns overhead.measured() of all contestants."""
         blocks = {name: lambda name=name: self._seconds_of(name) for name in self.blocks}
-        return overhead.measured(blocks, max_rounds, lambda: time.perf_counter() > until_s)
+        return overhead.measured(blocks, max_rounds, is_spent)
 
     def _with_history(self):
         self._history.start()

@@ -88,7 +88,7 @@ def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: s
             print(f"ranks: {name}: warm after {time.perf_counter() - started_s:.0f} s", file=sys.stderr, flush=True)
     until_s = time.perf_counter() + float(most_s)
 
-    def is_spent():
+    def is_spent(seconds):
         by_first = torch.tensor(float(time.perf_counter() > until_s), device=ranks.device)
         return bool(distributed.from_first(by_first).item())
 

@@ -35,12 +35,14 @@ MIN_ROUNDS = 5
 
 
 def measured(
-    blocks: Mapping[str, Callable[[], float]], max_rounds: int, is_spent: Callable[[], bool] = lambda: False
+    blocks: Mapping[str, Callable[[], float]],
+    max_rounds: int,
+    is_spent: Callable[[Any], bool] = lambda seconds_of: False,
 ) -> dict[str, list[float]]:
-    """Returns {name: seconds of its two blocks, of each round}; after MIN_ROUNDS it stops once is_spent()."""
+    """Returns {name: seconds of its two blocks, of each round}; after MIN_ROUNDS it stops once is_spent(those)."""
     seconds_of: dict[str, list[float]] = {name: [] for name in blocks}
     for number in range(max_rounds):
-        if is_spent() and number >= MIN_ROUNDS:
+        if number and is_spent(seconds_of) and number >= MIN_ROUNDS:
             break
         seconds = dict.fromkeys(blocks, 0.0)
         for name in [*blocks, *reversed(list(blocks))]:

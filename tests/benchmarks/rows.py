@@ -1,10 +1,10 @@
 """What a benchmark measured, as a table or JSON beside its targets."""
 
-import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
-from bench.base import text_table
+from bench.base import atomic, text_table
 
 
 class Row(NamedTuple):
@@ -26,11 +26,11 @@ class Row(NamedTuple):
         return "met" if all(is_met) else "unclear" if any(is_met) else "MISSED"
 
 
-def show(measured: Iterable[tuple], as_json: bool = False) -> int:
-    """Print Rows, or tuples of their fields.  Returns the exit code, 1 if a target is missed."""
+def show(measured: Iterable[tuple], path: Path | str | None = None) -> int:
+    """Prints Rows, or tuples of their fields; to path as JSON.  Returns the exit code, 1 if a target is missed."""
     rows = [Row(*fields) for fields in measured]
-    if as_json:
-        print(json.dumps([row._asdict() for row in rows], indent=1))
+    if path:
+        atomic.write_json(path, [row._asdict() for row in rows], durable=False)
     else:
         cells = []
         for row in rows:
