@@ -73,6 +73,8 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
     protocol = script.TIMING_PROTOCOL
     if not job.script:
         protocol = TIMING_PROTOCOL | clock.gc_protocol(config.hardware.gc, config.hardware.gc_every_steps)
+    command, data = [_public(word, job) for word in [*command, *groups.as_typed()]], _data(job)
+    session_id, where = environment.session_id(env), environment.summary(env, config.hardware)
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "run_id": None,
@@ -87,11 +89,11 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "heartbeat_at": utc.now(),
         "ended_at": None,
         "launcher": processes.identity(os.getpid()),
-        "command": [_public(word, job) for word in [*command, *groups.as_typed()]],
+        "command": command,
         "seed": config.seed,
         "config_id": job.config_id,
         "comparability_id": None,
-        "session_id": environment.session_id(env),
+        "session_id": session_id,
         "world_size": config.hardware.num_processes,
         "model": {"arch": job.script.title if job.script else config.model and config.model.arch},
         "optim": "unknown" if job.script else config.optim and config.optim.name,
@@ -109,8 +111,8 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "exporters": private.redact_all(config.exporters, REPO),
         "timing_protocol": protocol | {"instruments": registry.in_timed_region(config.instruments)},
         "code": code | {"copy": job.code.name},
-        "data": _data(job),
-        "environment": environment.summary(env, config.hardware),
+        "data": data,
+        "environment": where,
         "warnings": warnings,
         "measured": {},
         "metrics": {},

@@ -13,7 +13,7 @@ from bench.base.paths import REPO
 from bench.launch import ranks
 from bench.launch.nodes import carried
 from bench.launch.prepare import Job
-from bench.machine import code_state, environment
+from bench.machine import environment, git
 
 Clock = dict[str, Any]  # as measured() returns it
 MAX_UTC_OFFSET_S = 5.0  # largest difference between nodes; NTP keeps clocks within a tenth of a second
@@ -39,7 +39,7 @@ def facts_of(job: Job) -> dict[str, Any]:
     return {
         "source_sha256": job.source_sha256,
         "copy": job.code.name,
-        "commit": code_state.state(job.code, job.own_sources, REPO)["commit"],
+        "commit": (git.ask(REPO, "rev-parse", "--verify", "HEAD") or "").strip() or None,
         "torch": torch.__version__,
         "python": env["python"],
         "data_sha256": [file.sha256 for file in files],
