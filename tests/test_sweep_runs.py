@@ -43,16 +43,10 @@ def cores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("parallel", "cores_per_run", "expected"),
-    [
-        ("auto", None, [(0,), (1,), (2,), (3,)]),
-        ("auto", 2, [(0, 1), (2, 3)]),
-        (2, None, [(0, 1), (2, 3)]),
-        (3, 1, [(0,), (1,), (2,)]),
-    ],
+    ("parallel", "expected"), [("auto", [(0,), (1,), (2,), (3,)]), (2, [(0, 1), (2, 3)]), (3, [(0,), (1,), (2,)])]
 )
-def test_runs_side_by_side_share_no_core(cores, parallel, cores_per_run, expected):
-    assert [slot.cores for slot in packing.slots(parallel, cores_per_run, on_cpu=True)] == expected
+def test_runs_side_by_side_share_no_core(cores, parallel, expected):
+    assert [slot.cores for slot in packing.slots(parallel, on_cpu=True)] == expected
 
 
 def test_hyper_threads_of_one_core_are_never_two_runs(monkeypatch, tmp_path):
@@ -61,12 +55,11 @@ def test_hyper_threads_of_one_core_are_never_two_runs(monkeypatch, tmp_path):
     for cpu in range(8):  # as usual: the second threads follow the first ones
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
-    cores_of = lambda *args: [slot.cores for slot in packing.slots(*args, on_cpu=True)]  # noqa: E731
-    assert cores_of("auto", None) == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    assert cores_of(2, None) == [(0, 4, 1, 5), (2, 6, 3, 7)]
-    assert cores_of("auto", 3) == [(0, 4, 1), (2, 6, 3)]
+    cores_of = lambda parallel: [slot.cores for slot in packing.slots(parallel, on_cpu=True)]  # noqa: E731
+    assert cores_of("auto") == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert cores_of(2) == [(0, 4, 1, 5), (2, 6, 3, 7)]
     with pytest.raises(ValueError, match="use hydra.launcher.parallel=4"):
-        cores_of(5, None)
+        cores_of(5)
 
 
 def device(number, cpus=(), num_processes=0):
@@ -84,7 +77,7 @@ def two_sockets(cores, monkeypatch):
 
 
 def test_on_gpus_each_run_has_one_and_its_share_of_the_cores_near_it(two_sockets):
-    slots = packing.slots("auto", None, on_cpu=False)
+    slots = packing.slots("auto", on_cpu=False)
     assert [(slot.gpu_number, slot.cores) for slot in slots] == [(0, (2,)), (1, (3,)), (2, (0,)), (3, (1,))]
     assert packing.environment(slots[1])["CUDA_VISIBLE_DEVICES"] == two_sockets[1].name
     assert slots[1].machine() == schema.Machine(1, 1, 80.0)
@@ -94,13 +87,13 @@ def test_on_gpus_each_run_has_one_and_its_share_of_the_cores_near_it(two_sockets
 def test_gpus_on_which_somebody_computes_come_last(two_sockets, monkeypatch):
     devices = [device(0, (2, 3), 1), *two_sockets[1:]]
     monkeypatch.setattr(packing.gpus, "devices", lambda: devices)
-    assert [slot.gpu_number for slot in packing.slots(3, None, on_cpu=False)] == [1, 2, 3]
+    assert [slot.gpu_number for slot in packing.slots(3, on_cpu=False)] == [1, 2, 3]
 
 
 def test_a_gpu_whose_memory_is_in_use_is_left_out(two_sockets, monkeypatch, capsys):
     full = two_sockets[0]._replace(used_memory_gib=70.0)
     monkeypatch.setattr(packing.gpus, "devices", lambda: [full, two_sockets[1]._replace(used_memory_gib=8.0)])
-    assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [1]  # a tenth of 80 GiB is not
+    assert [slot.gpu_number for slot in packing.slots("auto", on_cpu=False)] == [1]  # a tenth of 80 GiB is not
     assert "GPU 0 is left out: 70 of its 80 GiB are in use" in capsys.readouterr().out
 
 
@@ -117,13 +110,13 @@ def test_two_sweeps_share_no_gpu_and_one_that_is_killed_gives_it_back(two_socket
     names = [gpu.name for gpu in two_sockets[:2]]
     with lessee(*names) as other:
         assert other.stdout.readline() == "[None, None]\n"
-        assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [2, 3]
-        assert [slot.gpu_number for slot in packing.slots(2, None, on_cpu=False)] == [2, 3]  # which it has already
+        assert [slot.gpu_number for slot in packing.slots("auto", on_cpu=False)] == [2, 3]
+        assert [slot.gpu_number for slot in packing.slots(2, on_cpu=False)] == [2, 3]  # which it has already
         with pytest.raises(ValueError, match=r"has 4 GPU\(s\), 2 of them free, and 4 cores"):
-            packing.slots(3, None, on_cpu=False)
+            packing.slots(3, on_cpu=False)
         assert f"GPU 0 is left out: process {other.pid} of user {os.geteuid()} has it" in capsys.readouterr().out
         other.kill()
-    assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [0, 1, 2, 3]
+    assert [slot.gpu_number for slot in packing.slots("auto", on_cpu=False)] == [0, 1, 2, 3]
 
 
 def test_a_run_has_its_gpus_alone_and_what_it_starts_uses_them(two_sockets):
@@ -170,10 +163,10 @@ def test_jobs_are_of_a_sweep(results, capsys):
     assert "parallel: 2" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("parallel", "cores_per_run"), [(5, None), (2, 3), ("many", None), (0, None), ("auto", 5)])
-def test_more_than_the_machine_has_is_refused(cores, parallel, cores_per_run):
+@pytest.mark.parametrize("parallel", [5, "many", 0])
+def test_more_than_the_machine_has_is_refused(cores, parallel):
     with pytest.raises(ValueError, match=f"hydra.launcher.parallel={parallel}"):
-        packing.slots(parallel, cores_per_run, on_cpu=True)
+        packing.slots(parallel, on_cpu=True)
 
 
 def test_a_run_beside_others_is_suspect_and_its_time_is_not_compared(tmp_path):

@@ -58,7 +58,7 @@ class Slot:
         return cores if self.gpu is None else f"GPU {self.gpu_number}, {cores}"
 
 
-def slots(parallel: int | str, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
+def slots(parallel: int | str, on_cpu: bool) -> list[Slot]:
     """Returns one slot for each concurrent run. Raises ValueError if the machine has too few.
 
     A slot has a free GPU (bench/machine/leases.py), with its share of the cores near it, or cores alone; physical cores
@@ -70,23 +70,18 @@ def slots(parallel: int | str, cores_per_run: int | None, on_cpu: bool) -> list[
     num_wanted = None if parallel == "auto" else int(parallel)
     cores = physical_cores(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     devices = [] if on_cpu else gpus.devices()
-    places = _gpu_places(devices, cores, num_wanted) if devices else _core_places(cores, num_wanted, cores_per_run or 1)
+    places = _gpu_places(devices, cores, num_wanted) if devices else _core_places(cores, num_wanted)
     number = num_wanted or len(places)
-    if not 1 <= number <= len(places) or any(len(near) < (cores_per_run or 1) for _, near in places[:number]):
+    if not 1 <= number <= len(places):
         num_cpus = sum(map(len, cores))
         has = f"{len(devices)} GPU(s), {len(places)} of them free, and {num_cpus} cores"
         has = has if devices else f"{num_cpus} cores"
         raise ValueError(
-            f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
-            f"and no two runs share one: use hydra.launcher.parallel={max(1, min(number - 1, len(places)))}"
+            f"hydra.launcher.parallel={parallel}: this machine has {has}, and no two runs share one: "
+            f"use hydra.launcher.parallel={max(1, len(places))}"
         )
     return [
-        Slot(
-            slot,
-            number,
-            near[: cores_per_run or None],
-            *((device.name, device.memory_gib, device.number) if device else ()),
-        )
+        Slot(slot, number, near, *((device.name, device.memory_gib, device.number) if device else ()))
         for slot, (device, near) in enumerate(places[:number])
     ]
 
@@ -100,12 +95,10 @@ def physical_cores(usable: Iterable[int]) -> list[Core]:
     return sorted(cores.values())
 
 
-def _core_places(cores: Sequence[Core], num_wanted: int | None, cores_per_run: int) -> list[Place]:
-    """Divides the cores into equal shares: num_wanted, at most as many as have cores_per_run logical CPUs each."""
-    at_least = next((num for num in range(1, len(cores) + 1) if sum(map(len, cores[:num])) >= cores_per_run), 0)
-    most = len(cores) // at_least if at_least else 0
-    number = min(num_wanted or most, most)
-    cores_each = len(cores) // number if number else 0
+def _core_places(cores: Sequence[Core], num_wanted: int | None) -> list[Place]:
+    """Divides the cores into equal shares: num_wanted, at most as many as there are physical cores."""
+    number = min(num_wanted or len(cores), len(cores))
+    cores_each = len(cores) // number
     return [(None, sum(cores[slot * cores_each : (slot + 1) * cores_each], ())) for slot in range(number)]
 
 

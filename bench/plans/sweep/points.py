@@ -165,7 +165,7 @@ class Points:
             why = "concurrent runs cannot be stopped early: omit hydra.sweeper.pruner"
             raise ValueError(f"hydra.launcher.parallel={parallel}: {why}")
         on_cpu = requested_config(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
-        where = packing.slots(parallel, settings["cores_per_run"], on_cpu)
+        where = packing.slots(parallel, on_cpu)
         if len(where) < 2 or len(points) < 2:
             return []
         say("sweep", f"{len(where)} concurrent runs on {' | '.join(map(str, where))}: their times do not count")

@@ -32,7 +32,6 @@ class ProcessesConf:
 
     _target_: str = OUR_LAUNCHER
     parallel: Any = None
-    cores_per_run: int | None = None
 
 
 class Processes(Launcher):
