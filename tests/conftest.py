@@ -1,6 +1,7 @@
 """Fixtures and settings of all tests: threads that do not spin, results folders, shared runs, which tests run."""
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -112,6 +113,17 @@ def results(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def answer_of(capsys):
+    """answer_of(verb, *arguments, code=0): what that verb of bench/cli prints with --json; code: its exit code."""
+
+    def answer_of(verb, *arguments, code=0):
+        assert verb.main([*map(str, arguments), "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return answer_of
 
 
 # ---- finished runs that tests share; a test that changes one must copy it first (real_runs.copy_of)

@@ -142,7 +142,7 @@ def test_the_floor_of_more_runs_is_lower_and_of_uneven_groups_in_between():
     assert calibration.floor_for(kept, 5, 20) == pytest.approx(3.4705, abs=1e-3)
 
 
-def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds(results, monkeypatch, capsys):
+def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds(results, monkeypatch, answer_of):
     """The launcher is a stand-in: what matters here is what it is asked for."""
     launched = []
 
@@ -154,8 +154,7 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
         return record | {"folder": str(write(results, record))}
 
     play(monkeypatch, launch)
-    assert calibrate.main(["n=2", "model=modern", "seed=7", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)  # progress goes elsewhere
+    figures = answer_of(calibrate, "n=2", "model=modern", "seed=7")  # progress goes elsewhere
     warm_up, *others = launched
     assert warm_up == (["model=modern", "seed=7"], True)
     assert others == [(["model=modern", f"seed={seed}"], None) for seed in (7, 8, 9, 10)]
@@ -172,11 +171,10 @@ def play(monkeypatch, launch, *checks):
     monkeypatch.setattr(calibrate.ready, "checks", lambda job: checks)
 
 
-def test_a_run_that_fails_ends_it_and_keeps_nothing(results, monkeypatch, capsys):
+def test_a_run_that_fails_ends_it_and_keeps_nothing(results, monkeypatch, answer_of):
     failed = a_run("A", None, 0, base=FAILED) | {"folder": "x"}
     play(monkeypatch, lambda *args, **kwargs: failed)
-    assert calibrate.main(["n=2", "--json"]) == 1
-    (printed,) = json.loads(capsys.readouterr().out)["runs"]
+    (printed,) = answer_of(calibrate, "n=2", code=1)["runs"]
     assert (printed["run_id"], printed["status"]) == (failed["run_id"], "failed")
     assert not calibration.folder().exists()
 
@@ -234,15 +232,14 @@ def test_only_repeats_of_one_code_on_one_machine_show_a_drift():
     assert calibration.drift_pct([*first, *repeats([10.4, 10.4], 5, session_id="1" * 16)], False) > 3.9
 
 
-def test_arms_one_after_the_other_are_as_uncertain_as_the_history_of_their_track_is(results, capsys):
+def test_arms_one_after_the_other_are_as_uncertain_as_the_history_of_their_track_is(results, answer_of):
     """Repeats of another config in the same folder drifted by 1 %, so these may drift too."""
     for number, time_s in enumerate([10.0, 10.0, 10.1, 10.1]):
         write(results, a_run("C", time_s, number))
     for arm, first, scale in (("A", 10, 1.0), ("B", 30, 1.1)):
         for number, time_s in enumerate(TIMES):
             write(results, a_run(arm, scale * time_s, first + number))
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--json"]) == 0
-    comparison = json.loads(capsys.readouterr().out)
+    comparison = answer_of(compare, "aaaaaaaa", "bbbbbbbb")
     assert (comparison["verdict"], comparison["time"]["drift_pct"]) == ("not_interleaved", pytest.approx(1.0))
     welch = stats.interval(stats.welch(*([math.log(scale * time_s) for time_s in TIMES] for scale in (1.0, 1.1))))
     low_pct, high_pct = (100 * math.expm1(edge) for edge in welch)

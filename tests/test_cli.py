@@ -168,11 +168,10 @@ def test_a_run_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_real_run_passes_verify_and_is_in_the_table(finished_run, capsys):
+def test_a_real_run_passes_verify_and_is_in_the_table(finished_run, answer_of, capsys):
     assert program.main(["verify", str(finished_run)]) == 0
     capsys.readouterr()
-    assert program.main(["table", str(finished_run), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = answer_of(program, "table", finished_run)
     assert (row["track"], row["status"], row["model"], row["optim"]) == ("free", "complete", "gpt2", "adamw")
     assert (row["world_size"], row["num_steps"], row["seed"]) == (1, 6, 5)
 

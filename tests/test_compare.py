@@ -21,16 +21,11 @@ def arms(results):
     return tuple([write(results, run) for run in runs] for runs in raced(FAST, SLOW))
 
 
-def as_json(capsys, *argv, code=0):
-    assert compare.main([*map(str, argv), "--json"]) == code
-    return json.loads(capsys.readouterr().out)
-
-
 # ---- words
 
 
-def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, results, capsys):
-    expected, typed = as_json(capsys, "aaaaaaaa", "bbbbbbbb"), {"names": None, "about": None}
+def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, results, answer_of):
+    expected, typed = answer_of(compare, "aaaaaaaa", "bbbbbbbb"), {"names": None, "about": None}
     assert expected["verdict"] == "slower"
     assert (expected["started"], expected["time"]["n"]) == ([5, 5], [5, 5])
     for arguments in (
@@ -41,12 +36,12 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         (*(folder / "run.json" for folder in arms[0]), "vs", *arms[1]),
         ("cpu_nano/*aaaaaaaa*,aaaaaaaa", "bbbbbbbb"),  # twice named, once counted
     ):
-        comparison = as_json(capsys, *arguments)
+        comparison = answer_of(compare, *arguments)
         assert comparison | typed == expected | typed
     (results / "other").mkdir()
     for folder in arms[1]:
         folder.rename(results / "other" / folder.name)
-    assert as_json(capsys, "cpu_nano", "other")["started"] == [5, 5]
+    assert answer_of(compare, "cpu_nano", "other")["started"] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +66,10 @@ def test_a_users_mistake_says_what_to_type(arms, results, arguments, sentence):
         compare.main(arguments)
 
 
-def test_the_warm_up_runs_of_races_are_no_part_of_an_arm(arms, results, capsys):
+def test_the_warm_up_runs_of_races_are_no_part_of_an_arm(arms, results, answer_of):
     warm_up = a_run("A", 30.0, 50, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
     write(results, warm_up)
-    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["started"] == [5, 5]
+    assert answer_of(compare, "aaaaaaaa", "bbbbbbbb")["started"] == [5, 5]
     with pytest.raises(ValueError, match="all of them discarded warm-up runs"):
         compare.main([warm_up["run_id"], "bbbbbbbb"])
 
@@ -101,34 +96,34 @@ def race(arms, results):
     return folder
 
 
-def test_a_race_alone_compares_every_arm_with_the_first(race, capsys):
-    comparisons = as_json(capsys, "r1")
+def test_a_race_alone_compares_every_arm_with_the_first(race, answer_of):
+    comparisons = answer_of(compare, "r1")
     assert [comparison["names"] for comparison in comparisons] == [["A", "B"], ["A", "C"]]
     assert [comparison["verdict"] for comparison in comparisons] == ["slower", "slower"]
     assert all(comparison["time"]["p_holm"] >= comparison["time"]["p"] for comparison in comparisons)
     assert comparisons[0]["plan"] == {"looks": [5], "alpha": 0.05}
 
 
-def test_every_arm_is_called_by_its_name(race, arms, capsys):
+def test_every_arm_is_called_by_its_name(race, arms, answer_of, capsys):
     """Three arms: C is never called B, in a race or outside of one."""
     assert compare.main(["r1"]) == 0
     verdict_of_b, verdict_of_c, *_ = capsys.readouterr().out.splitlines()
     assert verdict_of_b.startswith("verdict: SLOWER  B is 4.98 % slower than A") and "C is " not in verdict_of_b
     assert re.match("verdict: SLOWER  C is 5.[0-9]+ % slower than A", verdict_of_c) and "B" not in verdict_of_c
     for arguments, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
-        assert as_json(capsys, *arguments)["arms"] == [first, second]
-    comparisons = as_json(capsys, "aaaaaaaa", "bbbbbbbb", "cccccccc")
+        assert answer_of(compare, *arguments)["arms"] == [first, second]
+    comparisons = answer_of(compare, "aaaaaaaa", "bbbbbbbb", "cccccccc")
     assert [comparison["arms"] for comparison in comparisons] == [["A", "B"], ["A", "C"]]
     assert [comparison["about"] for comparison in comparisons] == [["aaaaaaaa", "bbbbbbbb"], ["aaaaaaaa", "cccccccc"]]
     assert comparisons[1]["words"].startswith("C is 5.")
-    assert as_json(capsys, "r1:C", "bbbbbbbb")["arms"] == ["A", "B"]  # not of one race
+    assert answer_of(compare, "r1:C", "bbbbbbbb")["arms"] == ["A", "B"]  # not of one race
     assert compare.main(["r1", "--csv"]) == 0
     lines = [line.split(",") for line in capsys.readouterr().out.splitlines()]
     assert {(line[0], *line[-2:]) for line in lines[1:]} == {("B", "A", "B"), ("C", "A", "C")}
 
 
-def test_arms_of_a_race_can_be_named(race, capsys):
-    comparison = as_json(capsys, "races/r1:B", f"{race}:C")
+def test_arms_of_a_race_can_be_named(race, answer_of):
+    comparison = answer_of(compare, "races/r1:B", f"{race}:C")
     assert comparison["names"] == ["races/r1:B", f"{race}:C"]
     assert comparison["started"] == [5, 5]
     with pytest.raises(ValueError, match="the race has no arm D; choose from A, B, C"):
@@ -150,15 +145,15 @@ def test_exit_codes(arms, results, capsys):
     assert f"{why} (95 % interval +4.84 to +5.13 %, verdict slower)" in capsys.readouterr().err
 
 
-def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, capsys):
+def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, answer_of, capsys):
     for minute in (40, 41):
         write(results, a_run("C", 10.0 + minute / 1000, minute, session_id="1111111111111111"))
     assert compare.main(["aaaaaaaa", "cccccccc"]) == 2
     assert compare.main(["aaaaaaaa", "cccccccc", "--force"]) == 2
     assert compare.main(["aaaaaaaa", "cccccccc", "--fail-on", "slower"]) == 2
     capsys.readouterr()
-    assert as_json(capsys, "aaaaaaaa", "cccccccc", code=2)["time"]["change_pct"] is None
-    forced = as_json(capsys, "aaaaaaaa", "cccccccc", "--force", code=2)
+    assert answer_of(compare, "aaaaaaaa", "cccccccc", code=2)["time"]["change_pct"] is None
+    forced = answer_of(compare, "aaaaaaaa", "cccccccc", "--force", code=2)
     assert forced["time"]["change_pct"] == pytest.approx(0.4, abs=0.1)
 
 
@@ -244,14 +239,14 @@ def test_what_telemetry_measured_has_words_and_units():
     assert table.rows == [["CPU use, %", "90", "80"], ["CPU use of the sampler, %", "1", "2"]]
 
 
-def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
+def test_config_yaml_and_environment_json_show_what_differs(arms, answer_of):
     for folder in arms[1]:
         config = (folder / "config.yaml").read_text()
         (folder / "config.yaml").write_text(config.replace("lr: 0.003", "lr: 0.001"))
         environment = json.loads((folder / "environment.json").read_text())
         variables = {"NCCL_ALGO": "Ring", "SPEEDRUN_LAUNCHED_S": folder.name}
         (folder / "environment.json").write_text(json.dumps(environment | {"env": variables}))
-    differences = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["differences"]
+    differences = answer_of(compare, "aaaaaaaa", "bbbbbbbb")["differences"]
     assert {"kind": "config", "what": "optim.lr", "a": [0.003], "b": [0.001]} in differences
     assert {"kind": "environment", "what": "env.NCCL_ALGO", "a": [None], "b": ["Ring"]} in differences
     assert len(differences) == 2
@@ -285,12 +280,12 @@ def test_what_a_foreign_record_says_is_text_and_does_nothing(results, capsys):
     assert "\x1b" not in shown
 
 
-def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsys):
+def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, answer_of):
     kept = {"schema_version": 1, "session_id": "c0ffee00c0ffee00", "comparability_id": "0" * 16}
     kept |= {"floor_pct": 7.5, "floor_n": 5, "cv_pct": 5.0}
     calibration.folder().mkdir()
     (calibration.folder() / "20261121T030000Z-c0ffee00c0ffee00.json").write_text(json.dumps(kept))
-    comparison = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+    comparison = answer_of(compare, "aaaaaaaa", "bbbbbbbb")
     num_a, num_b = comparison["time"]["n"]
     shrink = math.sqrt((1 / num_a + 1 / num_b) * 5 / 2)  # kept for 5 a side, used for these
     assert comparison["time"]["floor_pct"] == pytest.approx(100 * (1.075**shrink - 1))
@@ -303,27 +298,27 @@ def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsy
 # ---- trajectories
 
 
-def test_losses_that_are_the_same_bit_for_bit_waive_the_loss_test(results, capsys):
+def test_losses_that_are_the_same_bit_for_bit_waive_the_loss_test(results, answer_of):
     """The same seeds in both arms, and steps.csv with the same losses; one digit of one loss is enough to end that."""
     a, b = raced(FAST, SLOW)
     folders = [write(results, run | {"seed": number}) for runs in (a, b) for number, run in enumerate(runs)]
-    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]["verdict"] == "waived"
+    assert answer_of(compare, "aaaaaaaa", "bbbbbbbb")["val_loss"]["verdict"] == "waived"
     steps = folders[-1] / "steps.csv"
     steps.write_text(steps.read_text().replace("5.75", "5.750000001"))
-    val_loss = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]
+    val_loss = answer_of(compare, "aaaaaaaa", "bbbbbbbb")["val_loss"]
     assert (val_loss["identical"], val_loss["verdict"]) == (False, "inconclusive")
 
 
 # ---- traces
 
 
-def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys):
+def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, answer_of, capsys):
     """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, traces shown."""
     for folders, kernel_us in zip(arms, (100, 150), strict=True):
         (folders[2] / "traces").mkdir()
         events = traces.steps_of_a_kernel(kernel_us, step_us=900)
         traces.write(folders[2] / "traces" / "window-rank0.pt.trace.json.gz", events)
-    difference = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"]
+    difference = answer_of(compare, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"]
     assert difference["files"][0].endswith("/traces/window-rank0.pt.trace.json.gz")
     changes_ms = {line["what"]: line["change_ms"] for line in difference["lines"]}
     assert changes_ms["my_kernel"] == pytest.approx(0.05)
@@ -340,12 +335,12 @@ def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys)
     assert "backward" not in shown
 
 
-def test_traces_of_one_arm_only_are_not_compared(arms, capsys):
+def test_traces_of_one_arm_only_are_not_compared(arms, answer_of):
     (arms[0][0] / "traces").mkdir()
-    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
+    assert answer_of(compare, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
     (arms[1][0] / "traces").mkdir()
     (arms[1][0] / "traces" / "x.json").write_text("{")
-    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
+    assert answer_of(compare, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
 
 
 def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, arms, capsys):
@@ -399,10 +394,10 @@ def write_logs(folder, starts_and_times):
         (folder / f"{clock.replace(':', '')}.txt").write_text(text)
 
 
-def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results, capsys):
+def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results, answer_of, capsys):
     write_logs(results / "claim" / "baseline", [("18:00:00", 88000), ("18:20:00", 88100), ("18:40:00", 87900)])
     write_logs(results / "claim" / "this_pr", [("18:10:00", 86000), ("18:30:00", 86100), ("18:50:00", 85900)])
-    comparison = as_json(capsys, "claim/baseline", "claim/this_pr")
+    comparison = answer_of(compare, "claim/baseline", "claim/this_pr")
     assert (comparison["verdict"], comparison["time"]["n"]) == ("faster", [3, 3])
     assert comparison["time"]["change_pct"] == pytest.approx(100 * (86 / 88 - 1), abs=0.01)
     assert {"imported", "session-unknown"} <= set(comparison["flags"])
@@ -412,17 +407,17 @@ def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results
     assert "nothing says that both arms ran in one session" in capsys.readouterr().out
 
 
-def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, capsys):
+def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, answer_of):
     write_logs(results / "a", [("18:00:00", 88000), ("18:20:00", 88100)])
     (results / "a" / "copy.txt").write_text((results / "a" / "180000.txt").read_text())
     write_logs(results / "b", [("18:10:00", 86000), ("18:30:00", 86100)])
-    assert as_json(capsys, "a", "b")["time"]["n"] == [2, 2]
+    assert answer_of(compare, "a", "b")["time"]["n"] == [2, 2]
     (results / "b" / "copy.txt").write_text((results / "a" / "180000.txt").read_text())
-    comparison = as_json(capsys, "a", "b", code=2)
+    comparison = answer_of(compare, "a", "b", code=2)
     assert "1 run in both arms" in comparison["reasons"][0]
 
 
-def test_one_log_under_six_names_with_other_times_is_one_run(results, capsys):
+def test_one_log_under_six_names_with_other_times_is_one_run(results, answer_of):
     """Its last time is a millisecond later in each copy; its six validations are the same."""
     head = LOG.partition("step:")[0].format(clock="18:00:00")
     lines = "".join(f"step:{step}/6 val_loss:{8 - step}.1258 train_time:{step}ms step_avg:1ms\n" for step in range(6))
@@ -431,4 +426,4 @@ def test_one_log_under_six_names_with_other_times_is_one_run(results, capsys):
             loss = f"step:6/6 val_loss:3.27{last_ms // 1000} train_time:{last_ms + copy}ms step_avg:1ms\n"
             (results / arm).mkdir(exist_ok=True)
             (results / arm / f"{copy}.txt").write_text(head + lines + loss)
-    assert as_json(capsys, "a", "b")["time"]["n"] == [1, 1]
+    assert answer_of(compare, "a", "b")["time"]["n"] == [1, 1]

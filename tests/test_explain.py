@@ -309,11 +309,10 @@ def graph_and_capture(folder, kernels=("one", "two", "three"), **names):
     return run, write(folder / "capture.json", captured)
 
 
-def test_the_kernels_of_a_graph_are_those_of_its_capture(tmp_path, capsys):
+def test_the_kernels_of_a_graph_are_those_of_its_capture(tmp_path, answer_of):
     run, capture = graph_and_capture(tmp_path)
     assert parts_ns(account.explain_ranks(load.load_all([run])))[parts.UNBOUND] == 30_000
-    assert verb.main([str(run), "--capture", str(capture), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answer_of(verb, run, "--capture", capture)
     ns = parts_ns(answer)
     # the product needs 2,171 ns; the copy of 6 MiB 1,878 at 3.35e12 bytes/s; of the third kernel nothing is known
     assert (ns[parts.ARITHMETIC], ns[parts.BANDWIDTH], ns[parts.UNBOUND]) == (2171, 1878, 10_000)
@@ -529,35 +528,32 @@ def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
 # ---- the verb
 
 
-def test_the_verb_prints_words_or_json(tmp_path, capsys):
+def test_the_verb_prints_words_or_json(tmp_path, answer_of, capsys):
     write(tmp_path / "a.json", one_step(), **H100)
     assert verb.main([str(tmp_path / "a.json")]) == 0
     output = capsys.readouterr().out
     about = "of a step of 0.10 ms, 0.00 ms is roofline time, 0.03 ms is not modelled "
     assert output.startswith(f"{tmp_path.name}/a.json: {about}")
     assert "Where the next millisecond is" in output
-    assert verb.main([str(tmp_path / "a.json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_ms"] == 0.1
+    assert answer_of(verb, tmp_path / "a.json")["step_ms"] == 0.1
 
 
-def test_the_verb_explains_the_difference_of_two_traces_or_runs(tmp_path, finished_run, bare_run, capsys):
+def test_the_verb_explains_the_difference_of_two_traces_or_runs(tmp_path, finished_run, bare_run, answer_of, capsys):
     files = [str(tmp_path / name) for name in ("a.json", "b.json")]
     for file, own_us in zip(files, (50, 30)):
         write(file, host_steps([100, 100, 9], own_us))
     assert verb.main(files) == 0
     output = capsys.readouterr().out
     assert "What changed" in output and "-0.020" in output and "+0.020" in output
-    assert verb.main([*files, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["change_ns"] == 0
+    assert answer_of(verb, *files)["change_ns"] == 0
     assert verb.main([*map(str, two_ranks(tmp_path)), "--json"]) == 0  # two files that are ranks of one job
     assert set(json.loads(capsys.readouterr().out)["ranks"]) == {"0", "1"}
-    assert verb.main([str(finished_run), str(bare_run), "--json"]) == 0
-    difference = json.loads(capsys.readouterr().out)
+    difference = answer_of(verb, finished_run, bare_run)
     assert sum(row["change_ns"] for row in difference["parts"]) == difference["change_ns"]
     assert difference["a"]["of"] == "record"
 
 
-def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
+def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, answer_of):
     write(tmp_path / "a.json", one_step(), **H100)
     device = {"id": "x", "name": H100["deviceProperties"][0]["name"], "index": 0}
     gemm = {"what": "gemm", "kind": "gemm", "unit": "TFLOP/s", "precision": "bfloat16", "shape": [1024, 1024, 1024]}
@@ -566,8 +562,7 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
     made |= {"devices": [device | {"figures": [gemm]}], "collectives": [], "omitted": []}
     (tmp_path / "passport.json").write_text(json.dumps(made))
     arguments = [str(tmp_path / "a.json"), "--passport", str(tmp_path / "passport.json")]
-    assert verb.main([*arguments, "--json"]) == 0
-    assert parts_ns(json.loads(capsys.readouterr().out))[parts.ARITHMETIC] == 5369
+    assert parts_ns(answer_of(verb, *arguments))[parts.ARITHMETIC] == 5369
     assert verb.main([*arguments, "--html", str(tmp_path / "a.html")]) == 0
     html = (tmp_path / "a.html").read_text()
     assert "measured, passport of 2026-11-22" in html and "the step" in html and len(html) < 300_000

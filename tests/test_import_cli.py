@@ -81,11 +81,10 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs
         import_logs.main(["modded-nanogpt", "huge.txt"])
 
 
-def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
+def test_globs_are_understood_and_folders_without_logs_refused(logs, answer_of):
     (logs / "a").mkdir()
     (logs / "a" / "one.out").write_text(LOG)
-    assert import_logs.main(["modded-nanogpt", "*.txt", "**/*.out", "--json"]) == 0
-    counts = json.loads(capsys.readouterr().out)
+    counts = answer_of(import_logs, "modded-nanogpt", "*.txt", "**/*.out")
     assert (counts["files"], counts["runs"], counts["duplicates"]) == (2, 2, 1)
     (logs / "none").mkdir()
     (logs / "none" / "read.me").write_text(LOG)

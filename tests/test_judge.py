@@ -43,7 +43,7 @@ def test_three_true_runs_are_accepted_with_evidence_for_every_rule(results, caps
     assert "seeds 0, 1, 2" in out and "p=" in out
 
 
-def test_the_verdict_and_the_count_stand_first_then_what_failed_with_its_evidence(results, capsys):
+def test_the_verdict_and_the_count_stand_first_then_what_failed_with_its_evidence(results, answer_of, capsys):
     folders = three(results)
     assert judge.main([str(folders[0])]) == 1
     head, *lines = capsys.readouterr().out.splitlines()
@@ -54,8 +54,7 @@ def test_the_verdict_and_the_count_stand_first_then_what_failed_with_its_evidenc
     assert "    FAIL  there are enough runs: 1 valid of 1 run, the track needs 3" in lines[:num_failed]
     assert head.startswith("   judge  refused: ")
     assert head.endswith(f" on track cpu_nano, 1 run: {num_failed} of {len(rulebook.RULES)} rules failed")
-    assert judge.main(["--json", *map(str, folders[:2])]) == 1
-    verdict = json.loads(capsys.readouterr().out)
+    verdict = answer_of(judge, *folders[:2], code=1)
     assert (verdict["accepted"], verdict["track"], verdict["n"]) == (False, "cpu_nano", 2)
     assert len(verdict["rules"]) == len(rulebook.RULES)
 
@@ -76,13 +75,12 @@ def test_a_record_edited_so_well_that_it_is_true_to_itself_is_not_the_one_of_the
     assert failed(*folders) == {"every record matches the ledger": why}
 
 
-def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results, won, capsys):
+def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results, won, answer_of, capsys):
     assert compare.main([str(won)]) == 0
     changed = runs_of(results, won)[0]
     edit(changed, lambda run: run["measured"].update(launcher_peak_mem_gib=0.01))
     capsys.readouterr()
-    assert compare.main([str(won), "--json"]) == 2
-    compared = json.loads(capsys.readouterr().out)
+    compared = answer_of(compare, won, code=2)
     assert (compared["verdict"], compared["answers"]["loss"]["verdict"]) == ("not_comparable", "inconclusive")
     sentence = f"run.json was changed after the run ended, in 1 run of B: cpu_nano/{changed.name}: restore"
     assert compared["reasons"][0].startswith(sentence)

@@ -386,15 +386,14 @@ def test_an_interrupted_ladder_is_resumed(raced, tmp_path, capsys):
         ladder.main(["--resume"])
 
 
-def test_csv_and_json_are_on_standard_output_alone(climbed, monkeypatch, capsys):
+def test_csv_and_json_are_on_standard_output_alone(climbed, monkeypatch, answer_of, capsys):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(climbed.parent.parent))
     assert ladder.main(["--page", "--csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [line["rung"] for line in lines] == ["r01", "r04", "r11"]
     assert float(lines[1]["to_target_s_change_pct"]) == pytest.approx(-34.367, abs=1e-3)
     assert (lines[1]["steps_to_target"], lines[2]["record_minutes"], lines[0]["verdict"]) == ("80", "7.2", "")
-    assert ladder.main(["--page", climbed.name, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["target_val_loss"] == 3.3
+    assert answer_of(ladder, "--page", climbed.name)["target_val_loss"] == 3.3
 
 
 def test_a_race_of_other_arms_is_no_ladder(raced, tmp_path):

@@ -287,7 +287,7 @@ def test_a_gpu_slower_than_its_peers_is_named():
 
 
 @pytest.mark.slow
-def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, capsys):
+def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, answer_of):
     """Stopped after five seconds, so that some figures are omitted; the second has one that is less than half."""
     hardware, progress = HardwareConfig(device="cpu", num_processes=1, num_threads=1), []
     first = session.measure(hardware, doctor.environment.environment(), progress.append, limit_s=5.0)
@@ -310,8 +310,7 @@ def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, cap
     assert f"compared with 1 earlier passport: 1 of {len(known)} figures beyond the spread (*), 1 of them worse" in text
     assert "not measured, no time" in text
     monkeypatch.setattr(session, "measure", lambda hardware, env, say: second)
-    assert doctor.main(["hardware=cpu", "--passport", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = answer_of(doctor, "hardware=cpu", "--passport")
     assert printed["passport"] == second and len(printed["changes"]) == len(changes)
     assert len(list((machine / kept.FOLDER).glob("*.json"))) == 2
 

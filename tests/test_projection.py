@@ -1,6 +1,5 @@
 """A step on more GPUs: links, the parts of the step, records and traces, and the table of errors that docs/ shows."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -265,10 +264,9 @@ def test_a_batch_must_divide(tmp_path):
     assert job.unlike == "micro-batches get smaller, from 8 to 2 sequences"
 
 
-def test_traces_of_half_of_the_ranks_are_projected_as_json(capsys):
+def test_traces_of_half_of_the_ranks_are_projected_as_json(answer_of):
     paths = profiles((4, 5, 6, 7))
-    assert main.main(["project", *map(str, paths), "--gpus", "8", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answer_of(main, "project", *paths, "--gpus", "8")
     assert answer["scaling"] == "weak" and answer["device"] == pairs.H100 and answer["checked"]
     assert answer["low_ms"] == pytest.approx(answer["step_ms"] * (1 - answer["worst_error_pct"] / 100))
     with pytest.raises(ValueError, match="project the run's record"):

@@ -1,7 +1,5 @@
 """What a comparison asks, the answer to each question, and what --fail-on makes of it."""
 
-import json
-
 import pytest
 from comparing import FAST, SLOW, a_run, compare, compare_arms, raced, write
 
@@ -296,7 +294,7 @@ def test_a_question_on_losses_needs_no_comparable_times():
     assert exits(compare(a, other, on="loss")) == 2
 
 
-def test_the_question_can_be_given_and_the_other_answers_stand_below(results, capsys):
+def test_the_question_can_be_given_and_the_other_answers_stand_below(results, answer_of, capsys):
     for run in sum(raced(FAST, SLOW, A_LOSSES, LOWER), []):
         write(results, run)
     ids = ["aaaaaaaa", "bbbbbbbb"]
@@ -307,8 +305,7 @@ def test_the_question_can_be_given_and_the_other_answers_stand_below(results, ca
     assert cli.main(ids) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("verdict: SLOWER") and "\nloss, better: B is better than A: -0.02000 nats" in shown
-    assert cli.main([*ids, "--on", "loss", "--json"]) == 0
-    outcome = json.loads(capsys.readouterr().out)
+    outcome = answer_of(cli, *ids, "--on", "loss")
     assert (outcome["verdict"], outcome["on"], outcome["answers"]["time"]["verdict"]) == ("better", "loss", "slower")
     assert cli.main([*ids, "--on", "loss", "--fail-on", "better"]) == 1
     assert cli.main([*ids, "--fail-on", "better"]) == 0

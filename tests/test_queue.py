@@ -166,7 +166,7 @@ def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
     assert queue.waiting() == []
 
 
-def test_the_list_says_what_runs_waits_and_was_had(queue, capsys):
+def test_the_list_says_what_runs_waits_and_was_had(queue, answer_of, capsys):
     for _ in range(3):
         assert submit.main(["--gpus", "2", *SMOKE]) == 0
     first, second, _ = queue.waiting()
@@ -175,8 +175,7 @@ def test_the_list_says_what_runs_waits_and_was_had(queue, capsys):
     assert submit.main(["--cancel", queue.waiting()[0].id]) == 0
     for state in ("runs", "being cancelled"):  # until its agent has ended the command
         capsys.readouterr()
-        assert submit.main(["--list", "--json"]) == 0
-        listed = json.loads(capsys.readouterr().out)
+        listed = answer_of(submit, "--list")
         assert listed["entries"] == [{"id": second.id, "user": first.user, "gpus": 2, "state": state, "command": SMOKE}]
         used = listed["spent"][first.user]  # the second is at work
         assert used == pytest.approx({"gpu_hours": 1.0, "usd": 7.0, "at_least": True}, abs=1e-3)

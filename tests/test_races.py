@@ -255,7 +255,7 @@ def test_a_race_whose_job_slurm_requeues_goes_on_with_itself(results, go, monkey
     assert race._requeued(results.folder) is None  # it has ended
 
 
-def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(results, go, capsys):
+def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(results, go, answer_of, capsys):
     go("A=", "B=", "n=3", hurt={5: "interrupt"})
     assert race.main(["--look"]) == 0
     captured = capsys.readouterr()
@@ -267,8 +267,7 @@ def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(result
     outcome = race_json(results)
     assert outcome["unplanned_look"] and [look["planned"] for look in outcome["looks"]] == [False]
     assert "Interim looks that were not planned: 1. The verdict is not evidence." in capsys.readouterr().out
-    assert compare.main([outcome["race_id"], "--json"]) == 0
-    assert "unplanned-look" in json.loads(capsys.readouterr().out)["flags"]
+    assert "unplanned-look" in answer_of(compare, outcome["race_id"])["flags"]
 
 
 def test_a_look_at_nothing_is_none(results, go):
@@ -595,16 +594,14 @@ def test_a_busy_machine_is_said_before_the_first_run_and_no_plan_is_made(results
     assert race.main(arguments) == 0
 
 
-def test_json_of_a_race_is_all_there_is_on_standard_output(results, go, capsys):
+def test_json_of_a_race_is_all_there_is_on_standard_output(results, go, answer_of, capsys):
     code, _ = go("A=", "B=", "n=2", "--json", hurt={5: "interrupt"})
     printed = capsys.readouterr()
     outcome = json.loads(printed.out)
     assert (code, outcome["status"], outcome["result"]) == (1, "interrupted", None)
     assert f"./run.sh race --resume {outcome['race_id']}" in outcome["why"] and "run 3 of 6 complete" in printed.err
-    assert race.main(["--look", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["baseline"] == "A"
-    assert race.main(["--resume", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == race_json(results)
+    assert answer_of(race, "--look")["baseline"] == "A"
+    assert answer_of(race, "--resume") == race_json(results)
 
 
 def test_a_quiet_race_says_how_it_ended_and_no_more(go, capsys):

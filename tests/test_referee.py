@@ -114,7 +114,7 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     assert list(deciding.replay(search)) == []
 
 
-def test_a_keep_says_who_replayed_its_runs(tries, capsys):
+def test_a_keep_says_who_replayed_its_runs(tries, answer_of, capsys):
     search, decided = tried(begun(tries), "optim.beta2=0.92")
     assert deciding.answer(search, search.submissions[1])["replayed"] == "not replayed"
     raced = race_folder.read(tries.results.folder / "races" / decided["races"][1])
@@ -127,8 +127,7 @@ def test_a_keep_says_who_replayed_its_runs(tries, capsys):
     shown = capsys.readouterr().out
     assert f"champion: track=cpu_nano optim.beta2=0.92 ({replayed})" in shown and shown.count(replayed) == 2
     assert deciding.answer(search, search.submissions[1])["replayed"] == replayed
-    assert referee.main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["champion_replayed"] == replayed
+    assert answer_of(referee, "status")["champion_replayed"] == replayed
     assert replayed in page.document(search).terminal()
     shutil.rmtree(tries.results.folder / "replays")  # what is left is the bearer's claim
     assert replayed.replace("identical", "claimed: identical") in deciding.sentence(search, search.submissions[1])

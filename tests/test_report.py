@@ -125,7 +125,7 @@ def test_a_run_in_markdown_cannot_break_out_of_its_table(results, capsys):
     assert re.search(r"^\| +4\.2500 \|", markdown, re.M)
 
 
-def test_where_a_page_lies_is_json_alone_for_programs(results, tmp_path, monkeypatch, capsys):
+def test_where_a_page_lies_is_json_alone_for_programs(results, tmp_path, monkeypatch, answer_of):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
     folder = add(results, 0)
     for arguments, key in (
@@ -133,8 +133,7 @@ def test_where_a_page_lies_is_json_alone_for_programs(results, tmp_path, monkeyp
         ([results, "--out", tmp_path / "site"], "site"),
         ([folder, "--curves"], "page"),
     ):
-        assert cli.main([*map(str, arguments), "--json"]) == 0
-        paths = json.loads(capsys.readouterr().out)
+        paths = answer_of(cli, *arguments)
         assert [*paths] == [key] and Path(paths[key]).is_absolute() and Path(paths[key]).is_file()
 
 

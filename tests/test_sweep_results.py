@@ -56,7 +56,7 @@ def test_its_axes_are_the_keys_in_which_its_points_differ():
     assert sweep_results.about(sweep.axes(points), 8) == "8 runs: 2 optim.lr x 2 model.num_layers x 2 seed"
 
 
-def test_its_runs_are_found_from_its_folder_and_from_the_records_alone(results, capsys):
+def test_its_runs_are_found_from_its_folder_and_from_the_records_alone(results, answer_of):
     folder = make(results)
     other = add(results, 20, 0.002, 2, 0, 1.0, 1.0)
     (folder / sweep.POINTS).unlink()
@@ -65,17 +65,15 @@ def test_its_runs_are_found_from_its_folder_and_from_the_records_alone(results, 
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
-    assert table.main(["--sweep", folder.name[:8], "--json"]) == 0
-    ids = [row["run_id"] for row in json.loads(capsys.readouterr().out)]
+    ids = [row["run_id"] for row in answer_of(table, "--sweep", folder.name[:8])]
     assert sorted(ids) == sorted(swept.folders) and other not in ids
 
 
-def test_a_run_that_was_complete_before_is_one_of_its_runs(results, capsys):
+def test_a_run_that_was_complete_before_is_one_of_its_runs(results, answer_of):
     folder = make(results)
     before = add(results, 30, 0.005, 2, 0, 3.0, 10.0)
     sweep.keep(folder, 8, point(0.005, 2, 0), {"folder": results / "cpu_nano" / before})
-    assert table.main(["--sweep", folder.name, "--json"]) == 0
-    assert before in [row["run_id"] for row in json.loads(capsys.readouterr().out)]
+    assert before in [row["run_id"] for row in answer_of(table, "--sweep", folder.name)]
     assert sweep_results.read(folder).axes["optim.lr"] == [0.001, 0.003, 0.005]
     assert len(named.find([folder.name])[0].holders) == 9  # a word for every verb that takes runs
 
@@ -119,7 +117,7 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
-def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_direction(results, capsys):
+def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_direction(results, answer_of):
     folder = make(results)
     for path in (results / "cpu_nano").glob("*/run.json"):
         run = json.loads(path.read_text())
@@ -139,8 +137,7 @@ def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_directi
         "<script.*?</script>|<style.*?</style>", "", page, flags=re.S
     )
     assert sweep_page.block(folder).count("* 0.46000") == 1
-    assert table.main(["--pivot", "model.num_layers", "--json"]) == 0
-    cells = json.loads(capsys.readouterr().out)
+    cells = answer_of(table, "--pivot", "model.num_layers")
     assert [(cell["model.num_layers"], cell["best"]) for cell in cells] == [(2, False), (4, True)]
     assert [cell["score_mean"] for cell in cells] == [pytest.approx(0.4), pytest.approx(0.445)]
 

@@ -35,13 +35,8 @@ def add(results, seed, base=COMPLETE, metrics=(), **changes):
     return run["run_id"]
 
 
-def as_json(capsys, *argv):
-    assert table.main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_a_row_of_a_complete_run_has_its_numbers_unrounded(capsys):
-    (row,) = as_json(capsys, str(COMPLETE))
+def test_a_row_of_a_complete_run_has_its_numbers_unrounded(answer_of):
+    (row,) = answer_of(table, COMPLETE)
     wanted = {
         "run_id": COMPLETE.name,
         "track": "cpu_nano",
@@ -64,32 +59,32 @@ def test_a_row_of_a_complete_run_has_its_numbers_unrounded(capsys):
     assert {name: row[name] for name in wanted} == wanted
 
 
-def test_a_failed_run_is_listed_without_numbers(capsys):
+def test_a_failed_run_is_listed_without_numbers(answer_of):
     """Its record knows 3 steps and a val_loss, but these are no result."""
-    (row,) = as_json(capsys, str(FAILED))
+    (row,) = answer_of(table, FAILED)
     assert (row["status"], row["failure"], row["validity"]) == ("failed", "non_finite_loss", "invalid")
     assert {row[name] for name in METRICS} == {None}
-    (group,) = as_json(capsys, str(FAILED), "--group")
+    (group,) = answer_of(table, FAILED, "--group")
     assert (group["n"], group["num_failed"], group["val_loss_mean"], group["val_loss_sd"]) == (0, 1, None, None)
 
 
-def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsys):
+def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, answer_of):
     add(
         results,
         0,
         status="running",
         launcher={"pid": 1, "start_ticks": -1, "boot_id_hash": processes.boot_id_hash() or "x"},
     )
-    (row,) = as_json(capsys)
+    (row,) = answer_of(table)
     assert (row["status"], row["failure"], row["val_loss"]) == ("aborted", "launcher_killed", None)
 
 
-def test_results_is_the_default_and_an_empty_one_says_what_to_do(results, capsys):
+def test_results_is_the_default_and_an_empty_one_says_what_to_do(results, answer_of, capsys):
     assert table.main([]) == 0
     assert f"no runs in {results}/ yet: make one with ./run.sh run" in capsys.readouterr().out
-    assert as_json(capsys) == []
+    assert answer_of(table) == []
     add(results, 3)
-    assert [row["seed"] for row in as_json(capsys)] == [3]
+    assert [row["seed"] for row in answer_of(table)] == [3]
 
 
 def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_shown(results, capsys):
@@ -105,9 +100,9 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_shown(results, ca
     assert "bare" in err
 
 
-def test_a_run_named_twice_is_listed_once(results, capsys):
+def test_a_run_named_twice_is_listed_once(results, answer_of):
     run_id = add(results, 1)
-    assert len(as_json(capsys, str(results), str(results / "cpu_nano" / run_id))) == 1
+    assert len(answer_of(table, results, str(results / "cpu_nano" / run_id))) == 1
 
 
 # ---- what a person sees
@@ -216,11 +211,11 @@ def test_markdown_and_csv(results, capsys):
         (["run_id=20261121T030002Z-x-48623a63-s2"], [2]),
     ],
 )
-def test_where_chooses_rows(results, capsys, where, seeds):
+def test_where_chooses_rows(results, answer_of, where, seeds):
     for seed in range(3):
         add(results, seed, metrics={"val_loss": 4.0 + seed / 10})
     add(results, 3, FAILED)
-    assert [row["seed"] for row in as_json(capsys, "--where", *where)] == seeds
+    assert [row["seed"] for row in answer_of(table, "--where", *where)] == seeds
 
 
 @pytest.mark.parametrize(
@@ -246,24 +241,24 @@ def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, a
     ("order", "seeds"),
     [("val_loss", [2, 0, 1, 3]), ("-val_loss", [1, 0, 2, 3]), ("status,-seed", [2, 1, 0, 3]), ("run_id", [0, 1, 2, 3])],
 )
-def test_sorting_by_columns_puts_empty_cells_last(results, capsys, order, seeds):
+def test_sorting_by_columns_puts_empty_cells_last(results, answer_of, order, seeds):
     for seed, val_loss in enumerate((4.2, 4.3, 4.1)):
         add(results, seed, metrics={"val_loss": val_loss})
     add(results, 3, FAILED)
-    assert [row["seed"] for row in as_json(capsys, "--sort", order)] == seeds
+    assert [row["seed"] for row in answer_of(table, "--sort", order)] == seeds
 
 
 # ---- groups
 
 
-def test_a_group_has_mean_and_sd_of_its_repeats_and_counts_what_went_wrong(results, capsys, monkeypatch):
+def test_a_group_has_mean_and_sd_of_its_repeats_and_counts_what_went_wrong(results, answer_of, capsys, monkeypatch):
     for seed, val_loss in enumerate((4.1, 4.2, 4.3)):
         add(results, seed, metrics={"val_loss": val_loss, "train_s": 0.2 + seed / 100})
     add(results, 3, FAILED, comparability_id=None)
     add(results, 4, FAILED, status="aborted")
     add(results, 5, validity="invalid", validity_reasons=["below the floor"], metrics={"val_loss": 0.0})
     monkeypatch.setenv("COLUMNS", "100")
-    (group,) = as_json(capsys, "--group")
+    (group,) = answer_of(table, "--group")
     assert (group["n"], group["num_failed"], group["num_aborted"], group["num_invalid"]) == (3, 1, 1, 1)
     assert group["val_loss_mean"] == pytest.approx(4.2)
     assert group["val_loss_sd"] == pytest.approx(0.1)  # (0.01 + 0 + 0.01) / 2, root
@@ -285,10 +280,10 @@ def test_a_group_has_mean_and_sd_of_its_repeats_and_counts_what_went_wrong(resul
         {"track": "free"},
     ],
 )
-def test_runs_that_are_no_repeats_are_not_pooled(results, capsys, change):
+def test_runs_that_are_no_repeats_are_not_pooled(results, answer_of, change):
     add(results, 0)
     add(results, 1, **change)
-    assert [group["n"] for group in as_json(capsys, "--group")] == [1, 1]
+    assert [group["n"] for group in answer_of(table, "--group")] == [1, 1]
 
 
 def test_the_table_imports_no_heavy_library():
@@ -315,14 +310,14 @@ def test_what_the_leaderboard_cannot_do_is_refused(results, options):
         table.main(["--leaderboard", *options])
 
 
-def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results, capsys):
+def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results, answer_of, capsys):
     place = {"race_id": "r", "arm": "A", "position": 0, "attempt": 1}
     add(results, 0, race=place | {"discarded": True}, metrics={"train_s": 99.0})
     for seed in (1, 2):
         add(results, seed, race=place | {"discarded": False}, metrics={"train_s": 10.0 + seed})
-    (group,) = as_json(capsys, "--group")
+    (group,) = answer_of(table, "--group")
     assert (group["n"], group["train_s_mean"]) == (2, 11.5)
-    assert [row["seed"] for row in as_json(capsys, "--where", "discarded=yes")] == [0]
+    assert [row["seed"] for row in answer_of(table, "--where", "discarded=yes")] == [0]
     assert table.main([]) == 0
     assert capsys.readouterr().out.count("warm-up") == 1
 

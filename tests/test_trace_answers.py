@@ -1,7 +1,5 @@
 """The analysis beyond times: FLOPs and rates, who launched what, advice, and how it reads."""
 
-import json
-
 import pytest
 import traces
 from traces import event, launched, rank_of, read_as_text, step, write
@@ -287,16 +285,14 @@ def test_the_one_step_of_a_trace_is_explains_and_has_no_kernels_of_an_earlier_on
 # ---- what was named
 
 
-def test_several_files_are_the_ranks_of_one_job_and_several_folders_are_several(tmp_path, capsys):
+def test_several_files_are_the_ranks_of_one_job_and_several_folders_are_several(tmp_path, answer_of):
     files = [str(write(tmp_path / f"rank{number}.json", launched("gemm", 0, 10, 0, 1))) for number in (0, 1)]
-    assert analyze.main([*files, "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["ranks"]) == ["0", "1"]
+    assert list(answer_of(analyze, *files)["ranks"]) == ["0", "1"]
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
         write(folder / "x.json", launched(folder.name, 0, 10, 0, 1))
-    assert analyze.main([*map(str, folders), "--json"]) == 0
-    answers = json.loads(capsys.readouterr().out)
+    answers = answer_of(analyze, *folders)
     assert [answers[str(folder)]["ranks"]["0"]["kernels"][0]["name"] for folder in folders] == ["a", "b"]
 
 

@@ -1,6 +1,5 @@
 """verify: each rule passes on a true record and fails on one that was touched."""
 
-import json
 import shutil
 
 import pytest
@@ -300,10 +299,9 @@ def test_a_record_with_holes_fails_rules_and_ends_none_of_them(folder):
     assert any("cannot be checked: Missing" in rule["evidence"] for rule in rules)
 
 
-def test_json_lists_every_run_with_its_rules(folder, capsys):
+def test_json_lists_every_run_with_its_rules(folder, answer_of):
     shutil.copytree(FAILED, folder.parent / FAILED.name)
-    assert verify.main([str(folder.parent), "--json"]) == 1
-    true, failed = json.loads(capsys.readouterr().out)
+    true, failed = answer_of(verify, folder.parent, code=1)
     assert (true["run_id"], true["passed"]) == (folder.name, True)
     assert (failed["run_id"], failed["passed"]) == (FAILED.name, False)
     assert set(true["rules"][0]) == {"rule", "passed", "evidence"}

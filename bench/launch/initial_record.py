@@ -206,8 +206,7 @@ def _write_settings(folder: Path, job: Job, code: dict[str, Any]) -> None:
     config["hardware"]["rendezvous"] = None
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     typed = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    overrides = [_public(override, job) for override in typed]
-    (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    (folder / "overrides.yaml").write_text(yaml.safe_dump([_public(word, job) for word in typed]))
     own = job.own_sources
     if job.script:  # the sources that it uses according to their text
         sources = job.script.sources
