@@ -72,12 +72,12 @@ BUDGET = {
     "compare": 3_291,
     "launch": 6_939,
     "report": 4_233,
-    "plans": 8_915,
+    "plans": 8_907,
     "claims": 3_109,
     "api": 1_355,
     "cli": 4_348,
     "models": 3_472,
-    "tests": 53_749,
+    "tests": 53_709,
 }
 SLACK = 250
 
