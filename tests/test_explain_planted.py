@@ -5,6 +5,7 @@ Real traces of this machine's CPU, and a real run of two ranks, one of them slow
 """
 
 import gc
+import os
 import threading
 import time
 
@@ -190,8 +191,6 @@ def one_by_one(weights):
 
 
 def reads_disk(folder):
-    import os
-
     path = folder / "shard.bin"
     path.write_bytes(os.urandom(2**20) * 64)
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -95,8 +96,6 @@ def test_every_kind_of_error_has_a_name_and_a_hint(error, kind):
 
 
 def test_a_failing_rank_can_still_speak_on_a_full_disk(folder, monkeypatch):
-    from pathlib import Path
-
     atomic.reserve(folder)
     really = Path.write_text
 

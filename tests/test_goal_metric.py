@@ -312,14 +312,6 @@ def test_a_metric_of_ones_own_is_found_by_its_pattern_in_what_a_script_prints(tm
     assert never.returncode == 1 and why in never.stdout
 
 
-def test_two_patterns_of_a_dialect_that_match_one_line_read_neither(tmp_path):
-    patterns = "step: 'iter (?P<step>\\d+)'\nval: 'iter (?P<step>\\d+) val (?P<val_bpb>\\S+)'\n"
-    (tmp_path / "own.yaml").write_text(patterns)
-    reader = dialects.reader_of(str(tmp_path / "own.yaml"))
-    assert reader.row("iter 3") == {"step": 3}
-    assert reader.row("iter 3 val 1.2") is None and reader.ambiguous == "iter 3 val 1.2"
-
-
 # ---- budgets
 
 

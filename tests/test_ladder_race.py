@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import warnings
+from math import exp, log
 
 import claimed
 import pytest
@@ -265,8 +266,6 @@ def test_the_staircase_is_what_a_hand_works_out(climbed):
 
 
 def test_its_intervals_and_p_are_welchs_on_logarithms_and_p_is_adjusted_for_all_steps(climbed):
-    from math import exp, log
-
     steps = [rung["step"]["to_target"] for rung in staircase.from_race(climbed)["rungs"][1:]]
     ways_s = [[12.0, 13.0], [8.0, 8.4], [8.0, 8.2]]
     logs = [[log(value) for value in values] for values in ways_s]

@@ -1,6 +1,7 @@
 """A lower loss is not counted where the candidate spends more time outside its own clock: it may have trained there."""
 
 import random
+from types import SimpleNamespace as Space
 
 import comparing
 import pytest
@@ -130,7 +131,6 @@ def test_who_spends_more_outside_its_own_clock_has_no_fewer_steps(claim_by_steps
 @pytest.fixture
 def claim_by_steps(monkeypatch):
     """claim(comparison) makes it that of a race of 100 and 90 steps on a track that judges steps."""
-    from types import SimpleNamespace as Space
 
     def claim(comparison):
         comparison["steps"] = [100, 90]

@@ -1,6 +1,7 @@
 """The profiler on a small model: the steps asked for, one profiler at a time, files that open, honest statuses."""
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,8 +195,6 @@ def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):
 
 
 def test_a_trace_names_no_machine_and_no_private_path(tmp_path, repo):
-    import os
-
     traced(tmp_path, ONE | {"with_stack": True, "gzip": False})
     text = (tmp_path / "traces" / "trace_rank0.pt.trace.json").read_text()
     trace = json.loads(text)

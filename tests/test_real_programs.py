@@ -121,7 +121,7 @@ def stopped(tmp_path, root, *overrides):
     done = real_runs.bench(tmp_path / "results", "run", *RUN, f"script.root={root}", *overrides)
     assert done.returncode == 1, done.stdout + done.stderr
     (folder,) = real_runs.folders(tmp_path / "results")
-    assert real_runs.run_json(folder)["failure"]["kind"] == "exception"
+    assert real_runs.run_json(folder)["failure"]["kind"] == "no_gpu"
     return (folder / "logs" / "rank0.log").read_text()
 
 

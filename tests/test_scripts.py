@@ -215,6 +215,7 @@ def test_a_script_that_prints_64_mb_fills_no_disk(planted):
         ("raises", "exception", "KeyError: 'planted'"),
         ("exits", "exception", "the script ended with exit code 3"),
         ("out_of_memory", "out_of_memory", "MemoryError: planted"),
+        ("asks_for_a_gpu", "no_gpu", "the script asks for a GPU, and torch"),
         ("silent", "no_metric_lines", "the script printed no line that a dialect"),
         ("garbage", "no_metric_lines", "the script printed no line that"),
         ("diverges", "non_finite_loss", "not a number at step 1"),
@@ -227,6 +228,13 @@ def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, what
     if what == "raises":
         assert 'raise KeyError("planted")' in (run["folder"] / "logs" / "rank0.log").read_text()
     assert not [path for path in run["folder"].iterdir() if path.name.startswith(".")]
+
+
+def test_a_line_that_both_patterns_match_ends_a_script_at_once(tmp_path):
+    patterns = "step: 'step:(?P<step>[0-9]+)'\nval: 'step:(?P<step>[0-9]+)/(?P<total>[0-9]+)'\n"
+    (tmp_path / "two.yaml").write_text(patterns)
+    run = scripted.odd(tmp_path, "hangs", f"script.dialect={tmp_path / 'two.yaml'}", expect=1)
+    assert "two.yaml match the line 'step:0/" in run["failure"]["message"]
 
 
 @pytest.fixture

@@ -251,8 +251,8 @@ class _Launch:
                     self._watched.tick()
                     if self._watched.has_seen_its_windows():
                         return None, failures.failure("stopped", failures.WINDOW_ENDED, step=self._watched.step)
-                    if self._watched.trains_past_its_budget():
-                        return 0, None  # a complete run: what it reached within the budget counts
+                    if self._watched.must_end():
+                        return 0, None  # what it reached within the budget counts
                 progress.show()
                 if why := self._confined and self._confined.exceeded():
                     return None, failures.failure("over_limit", why, step=progress.step)

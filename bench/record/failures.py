@@ -28,7 +28,8 @@ KILLED = (
 )
 ESCAPED = "processes_left"  # the run killed its guard to leave a process behind
 HINTS = {  # {kind of failure: what to try}
-    "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
+    "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps; of a script, "
+    "make its own batch smaller (script.args)",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "not_causal": "check that attention is causal and that logits are computed from tokens alone",
     "disk_full": "free space where results/ is, then run again",
@@ -58,6 +59,8 @@ HINTS = {  # {kind of failure: what to try}
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
     "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
     "docs/scripts.md",
+    "no_gpu": "start it where there is a GPU, with a torch that is built for CUDA (script.python), or with the "
+    "options by which it trains on a CPU, if it has any (script.args)",
     "exception": "read the traceback at the end of the rank's log",
 }
 # Kinds of failure that changed data may cause.
@@ -71,9 +74,7 @@ OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # {
 KILL_SEEN_WITHIN_S = 5.0  # torchrun polls every half second, and its time stamps are whole seconds
 SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")  # torchrun's last line after a signal
 OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError"
-    "|failed to map segment",
-    re.I,
+    r"out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError|failed to map segment", re.I
 )
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*")  # in a traceback, or from C++
 NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
@@ -86,7 +87,6 @@ class Reported(TypedDict):
 
     kind: str
     message: str
-    hint: str
     rank: int | None
     step: int | None
     signal: str | None
@@ -238,16 +238,13 @@ def _facts(path: Path, kind: type) -> Section | None:
 def _not_started(folder: Path, exit_code: int | None) -> Section:
     """Returns the failure for an agent that ended before any rank started, from what it printed last."""
     text = _log(folder, "agent.log")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last_words = next(
-        (line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1] if lines else "it said nothing"
-    )
-    kind = "out_of_memory" if OUT_OF_MEMORY.search(text) else "not_started"
-    message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {last_words[:500]}"
-    if kind == "out_of_memory":  # before the first batch, so that a smaller one would not help
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"]
+    error = next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1])
+    message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {error[:500]}"
+    if OUT_OF_MEMORY.search(text):  # before the first batch, so that a smaller one would not help
         hint = "free memory of this machine, or raise its limit (ulimit -v), and start it again"
-        return failure(kind, message, exit_code=exit_code) | {"hint": hint}
-    return failure(kind, message, exit_code=exit_code)
+        return failure("out_of_memory", message, exit_code=exit_code) | {"hint": hint}
+    return failure("not_started", message, exit_code=exit_code)
 
 
 def _killed(folder: Path, ended: Section) -> Section:
@@ -303,4 +300,5 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
 
 
 def _without_private(facts: Section) -> Section:
-    return {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}
+    kept = {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}
+    return kept | {"hint": HINTS[facts["kind"]]}

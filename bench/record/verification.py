@@ -346,7 +346,8 @@ def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str
     evidence, past = f"step {last} of {run['metrics']['num_steps']}", step_past_budget(run, files.steps)
     if past is not None and "ended_at_step" in (run.get("script") or {}):
         return True, f"{evidence}, which was ended as step {past} was past its budget"
-    return last >= run["metrics"]["num_steps"] - 1 or _is_doubted(run), evidence
+    is_at_end = last >= run["metrics"]["num_steps"] - 1 or _is_doubted(run)
+    return is_at_end, evidence if is_at_end else f"{evidence}: let it end at a step that it validates"
 
 
 def the_source_is_kept(files: RunFiles, run: Record) -> tuple[bool, str]:

@@ -33,12 +33,7 @@ SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml"
 AGAIN_NS = 100_000_000
 TEXTS = (".txt", ".cfg", ".sh", ".c", ".cc", ".ptx")  # kept if they are used, but never a reason for doubt
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
-HINTS = {
-    "out_of_memory": "make the batch smaller, in the script or by its arguments (script.args=[...])",
-    "disk_full": "free space where results/ is, then run again",
-    "collective_timeout": "read the other ranks' logs: one of them stalled or died",
-    "exception": "read the traceback at the end of the rank's log",
-}
+NO_GPU = re.compile("cuda|nvidia|nccl|no gpu|active drivers", re.I)
 
 
 def main(folder: str) -> None:
@@ -80,7 +75,9 @@ def main(folder: str) -> None:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     end_sampling()
-    flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the script has closed it
+            stream.flush()
     os._exit(exit_code)  # DDP over gloo aborts in its static destructors in about 1 exit of 20
 
 
@@ -128,12 +125,6 @@ def redirect(pipe: str) -> None:
         stream = open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-
-
-def flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the script has closed it
-            stream.flush()
 
 
 def end_with_agent(launcher_pid: int | None) -> None:
@@ -211,9 +202,10 @@ def write_failure(folder: str, rank: int, error: BaseException) -> bool:
     if kind == "out_of_memory":
         write_snapshot(folder, rank)
     failure = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
-    failure.update(
-        message=message[:2000], hint=HINTS[kind], failed_at_s=time.monotonic(), traceback=traceback.format_exc()
-    )
+    if kind == "no_gpu":
+        version = getattr(sys.modules["torch"], "__version__", "")
+        message = f"the script asks for a GPU, and torch {version} sees none: {message}"
+    failure.update(message=message[:2000], failed_at_s=time.monotonic(), traceback=traceback.format_exc())
     try:
         write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), failure)
     except OSError:
@@ -240,10 +232,15 @@ def write_snapshot(folder: str, rank: int) -> None:
 
 
 def kind_of(error: BaseException, message: str) -> str:
+    """Returns the kind of failure; no_gpu if the message or the line that raised names CUDA and torch sees no GPU."""
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(message):
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
+    raised_by = traceback.extract_tb(error.__traceback__)[-1].line
+    with contextlib.suppress(KeyError, AttributeError):  # torch is not imported, or only in part
+        if NO_GPU.search(f"{message} {raised_by}") and not sys.modules["torch"].cuda.is_available():
+            return "no_gpu"
     is_collective = "torch" in type(error).__module__ or isinstance(error, RuntimeError)
     return "collective_timeout" if is_collective and re.search("timed out|timeout", message, re.I) else "exception"
 

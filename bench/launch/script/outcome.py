@@ -34,10 +34,7 @@ from bench.record.step_files import StepRow
 # of a script that brings its own data: nothing is known about it
 OWN_DATA: Section = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
 LOWER = "lower the script's learning rate"
-NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no {}, which the goal needs"
-TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them stricter, e.g. anchored with ^ and $"
-NO_STEPS = "the script printed no step after step 0"
 NO_TOKENS = "goal.token_budget={} needs the number of tokens in a step, which the script does not print"
 TOO_SHORT = "{} is used up before the end of step {}, the first that the script prints: use a larger budget"
 BY_TIME = "use goal.time_budget_s instead"
@@ -96,7 +93,7 @@ def write(
     if printed is None:
         _write_result(folder, facts, {}, [], telemetry_of([]), {})
         which = shown or f"a dialect ({', '.join(dialects.NAMES)})"
-        return failures.failure("no_metric_lines", NO_LINES.format(which))
+        return failures.failure("no_metric_lines", f"the script printed no line that {which} reads")
     foreign, rows, is_wall = printed.runs[-1], printed.rows, printed.is_wall
     telemetry = telemetry_of(rows)
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
@@ -133,10 +130,8 @@ def write(
     if foreign.diverged_step is not None:
         why = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
         return failures.failure("non_finite_loss", why, None, foreign.diverged_step) | {"hint": LOWER}
-    if (line := getattr(printed.reader, "ambiguous", None)) is not None:
-        return failures.failure("no_metric_lines", TWO_PATTERNS.format(shown, line[:80]))
     if not rows[-1]["step"]:
-        return failures.failure("no_metric_lines", NO_STEPS)
+        return failures.failure("no_metric_lines", "the script printed no step after step 0")
     if printed.step_past_budget(goal) == (first := next(row["step"] for row in rows if row["step"])):
         budget = f"token_budget={goal.token_budget}" if goal.token_budget else f"time_budget_s={goal.time_budget_s:g}"
         return failures.failure("bad_setting", TOO_SHORT.format(f"goal.{budget}", first))
@@ -164,13 +159,21 @@ class Printed(NamedTuple):
 
     runs: list[Run]
     file_facts: dict[str, Any]  # as dialects.read() returns them
-    reader: Form  # the reader that has read every line
     rows: list[StepRow]
     is_wall: bool  # the script prints no total time, so that its rows are timed by their lines
 
     def measured(self) -> dict[str, Any]:
         """Returns the part of run.json["measured"] that the lines give."""
-        return _measured(self.runs[-1], self.rows, self.is_wall)
+        foreign, rows = self.runs[-1], self.rows
+        num_untimed = foreign.num_untimed_steps or printed_times.restarted_at(rows)
+        if self.is_wall:
+            num_untimed = next((row["step"] for row in rows if row.get("train_time_ms") is not None), 0)
+        train_ms = rows[-1].get("train_time_ms") if self.is_wall else foreign.train_time_ms
+        num_validations = sum(row.get("val_loss") is not None for row in rows)
+        measured: dict[str, Any] = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
+        measured |= {"num_untimed_steps": num_untimed, "num_validations": num_validations}
+        measured |= printed_times.PrintedTimes(rows, num_untimed).account()
+        return measured | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
 
     def ended_at_step(self, goal: GoalConfig) -> int | None:
         """Returns the last step if the script trained on past the goal's budget and is ended there, else None.
@@ -201,7 +204,7 @@ def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig
     elif backward := printed_times.drop_backward(rows, run.num_untimed_steps or printed_times.restarted_at(rows)):
         run.impossible += backward
         run.train_time_ms = printed_times.events(rows)[-1].time_ms
-    return Printed(runs, file_facts, reader, rows, is_wall)
+    return Printed(runs, file_facts, rows, is_wall)
 
 
 def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: Form) -> list[StepRow]:
@@ -248,18 +251,6 @@ def count_wall(rows: list[StepRow]) -> None:
         if t_ns is not None and first_ns is not None:
             row["train_time_ms"] = ms_from_ns(t_ns - first_ns)
             row["step_ms"] = row.pop("wall_ms", None)
-
-
-def _measured(foreign: Run, rows: list[StepRow], is_wall: bool) -> dict[str, Any]:
-    num_untimed = foreign.num_untimed_steps or printed_times.restarted_at(rows)
-    if is_wall:
-        num_untimed = next((row["step"] for row in rows if row.get("train_time_ms") is not None), 0)
-    train_ms = rows[-1].get("train_time_ms") if is_wall else foreign.train_time_ms
-    num_validations = sum(row.get("val_loss") is not None for row in rows)
-    measured: dict[str, Any] = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
-    measured |= {"num_untimed_steps": num_untimed, "num_validations": num_validations}
-    measured |= printed_times.PrintedTimes(rows, num_untimed).account()
-    return measured | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
 
 
 def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Section]:

@@ -32,6 +32,7 @@ LOOK_S = 1.0  # interval of reading all that was printed, once the budget may be
 # A script that has not printed its budget's time by so many budgets and seconds after the line of its first step,
 # validations included, is ended (assumed); only hardware.wall_timeout_s limits how long it compiles before
 OVERDUE_TIMES, OVERDUE_S = 3.0, 60.0
+TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them stricter, e.g. anchored with ^ and $"
 WORKER = "bench/training/script_worker.py"
 
 
@@ -175,11 +176,13 @@ class Watched:
             self.confined.notes if self.confined else self._folder, config.instruments, self._num_ranks
         )
 
-    def trains_past_its_budget(self) -> bool:
-        """Returns whether the script trains on although its budget is spent by its record's clock: it is ended then.
+    def must_end(self) -> bool:
+        """Returns whether its lines cannot be read, or it trains on after its budget is spent by its record's clock.
 
         The launcher's clock ends it too, long after, whatever times the script prints.
         """
+        if self._ambiguous_line() is not None:
+            return True
         goal, since_s = self._job.config.goal, time.monotonic() - self._began_s
         if self._stepped_s is not None and goal.time_budget_s is not None:
             lasted_s, named_s = time.monotonic() - self._stepped_s, (self._last.get("train_time_ms") or 0.0) / 1e3
@@ -200,6 +203,10 @@ class Watched:
         self._may_be_spent_s = since_s + max(LOOK_S, left_s)
         return self._ended_by is not None
 
+    def _ambiguous_line(self) -> str | None:
+        """Returns the first line that both patterns of its dialect match, None while there is none."""
+        return None if self._reader is None else self._reader.ambiguous
+
     def conclude(self, run: Section, exit_code: int | None, failure: Section | None) -> Section | None:
         """Writes the script's half of the record, as bench/training/ does for our own runs.  Returns any failure."""
         if self.confined:
@@ -214,6 +221,9 @@ class Watched:
             self._new_rows()  # lines printed while it was being ended
             facts = self._output, self._telemetry, self._waits_ns, self._given
             lines_failure = outcome.write(self._folder, self._job, run, *facts)
+            if (line := self._ambiguous_line()) is not None:
+                why = TWO_PATTERNS.format(run["script"]["dialect"], line[:80])
+                lines_failure = failures.failure("no_metric_lines", why)
             run["script"] |= work_folder.tidy(self._script, self._folder / work_folder.WORK)
             if self.look and lines_failure is None:
                 measured = atomic.read_json(self._folder / run_folder.RESULT)

@@ -49,6 +49,7 @@ class Form:
     prints_time = False
     num_untimed = 0  # the number of first steps that train_time_ms excludes
     metric = "val_loss"  # the metric that the program's authors use
+    ambiguous: str | None = None  # the first line that two patterns of a yaml match
     _latest = 0  # the last step that was named
 
     def parsed(self, line: str) -> Row | None:

@@ -75,7 +75,6 @@ class Patterns(consoles.Form):
     """Reads lines by the patterns of a yaml."""
 
     name = "patterns"
-    ambiguous: str | None = None  # the first line that two patterns match
 
     def __init__(self, patterns: Sequence[re.Pattern[str]], first_step: int):
         self.patterns, self._first_step = {pattern.pattern: 0 for pattern in patterns}, first_step

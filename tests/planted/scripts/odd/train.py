@@ -117,6 +117,11 @@ def main():
         sys.exit(3)
     if WHAT == "out_of_memory":
         raise MemoryError("planted")
+    if WHAT == "asks_for_a_gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        import torch
+
+        torch.cuda.set_device(0)
     if WHAT == "a_gpu_is_full":
         import types
 
