@@ -240,8 +240,8 @@ def test_what_slows_one_gpu_is_in_the_record(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_a_mig_slice_and_a_gpu_without_nvlink(tmp_path):
-    gpus = Gpus(tmp_path, 2, mig=1, links=0)
+def test_a_mig_slice(tmp_path):
+    gpus = Gpus(tmp_path, 2, mig=1)
     folder, done = gpus.run(EAGER, "look=off", CUDA_VISIBLE_DEVICES=f"MIG-{gpus.uuids[1]}")
     run = on_cuda(folder, 1)
     telemetry = run["instrument_summaries"]["telemetry"]

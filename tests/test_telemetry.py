@@ -15,7 +15,7 @@ import stand_in
 
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
-from bench.machine import peak_rates, processes
+from bench.machine import gpus, peak_rates, processes
 from bench.machine.telemetry import nvml, sampling
 from bench.machine.telemetry import sampler as telemetry_sampler
 from bench.machine.telemetry import samples as join
@@ -237,6 +237,8 @@ def test_reasons_add_up_to_a_slowdown_and_a_power_cap_is_none():
     ]
     rows[3]["throttle_reasons"] = "none"
     assert join.doubts(join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}) == []
+    all_bits = pytest.importorskip("pynvml").nvmlClocksThrottleReasonAll
+    assert "0x" not in str(gpus.reason_names(all_bits))  # each that the installed nvidia-ml-py names
 
 
 def test_a_power_limit_changed_in_the_run_is_a_doubt_and_rounding_is_none():

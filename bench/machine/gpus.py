@@ -24,6 +24,8 @@ CLOCKS_EVENT_REASONS = {
     0x40: "hw_thermal",
     0x80: "hw_power_brake",
     0x100: "display_clocks",
+    0x200: "board_limit",  # this and the next: nvidia-ml-py 13.615
+    0x400: "reliability",  # the voltage's limit
 }
 
 # Names under which other drivers know a function: R535 renamed throttle reasons, R510 introduced _v3 of processes, and
@@ -35,7 +37,6 @@ OTHER_NAMES = {
 }
 MAX_USED_FRAC = 0.1  # of a free GPU's memory: the driver uses up to 1 GiB, a desktop a little more
 WORD_BITS = 64  # size of a word in NVML's affinity mask
-NO_LIBRARY = "NVML Shared Library Not Found"  # NVML_ERROR_LIBRARY_NOT_FOUND
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
@@ -76,7 +77,7 @@ def _opened() -> Iterator[tuple[Any, list[Any], list[int]]]:
     """Yields (pynvml, handles of all GPUs in PCI order, numbers of the visible ones in CUDA's order).  Raises
     Unavailable if NVML cannot answer."""
     if not _has_library():
-        raise Unavailable(NO_LIBRARY)  # as pynvml would raise
+        raise Unavailable("NVML Shared Library Not Found")  # as pynvml would raise
     try:
         import pynvml
     except ImportError:

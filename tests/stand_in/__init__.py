@@ -36,7 +36,6 @@ USUAL = {
     "lost": 0,  # off the bus: NVML says so, and CUDA calls fail
     "denied": 0,  # NVML may not read its utilisation
     "slow_ms": 0,  # that a call of NVML takes
-    "unsupported": 0,  # it counts no energy
     "num_processes": 0,  # on it, that are none of ours
     "memory_mib": 81_559,
     "others_mib": 600,  # that is not ours
@@ -46,7 +45,6 @@ USUAL = {
     "cuda_error": 0,  # cudaError_t that every kernel of it ends with
     "nccl_error": 0,
     "hang": 0,  # its kernels never end
-    "links": 1,  # NVLink's counters count
     "capability": 90,
 }
 SMALL = ["model/size=nano", "model.num_layers=1", "model.width=32", "model.num_heads=1", "data.seq_len=64"]

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 
 #define KEYS(KEY) KEY(power_mw) KEY(energy_mj) KEY(clock_mhz) KEY(max_clock_mhz) KEY(temp_c) KEY(reasons) KEY(limit_mw) KEY(lost) \
-    KEY(denied) KEY(slow_ms) KEY(unsupported) KEY(num_processes) KEY(memory_mib) KEY(others_mib) KEY(ecc_uncorrected) KEY(mig) \
-    KEY(xid) KEY(cuda_error) KEY(nccl_error) KEY(links) KEY(capability) KEY(hang)
+    KEY(denied) KEY(slow_ms) KEY(num_processes) KEY(memory_mib) KEY(others_mib) KEY(ecc_uncorrected) KEY(mig) \
+    KEY(xid) KEY(cuda_error) KEY(nccl_error) KEY(capability) KEY(hang)
 typedef struct {
     char uuid[80];
 #define KEY(name) unsigned long long name;

@@ -48,7 +48,6 @@ int nvmlDeviceGetName(void *handle, char *text, unsigned size) { strcpy(text, "N
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *out) { GPU("PowerUsage"); *out = one->power_mw; return OK; }
 int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *out) {
     GPU("TotalEnergyConsumption");
-    if (one->unsupported) return NOT_SUPPORTED;
     *out = one->energy_mj + (unsigned long long)(one->power_mw * seconds());
     return OK;
 }
@@ -117,7 +116,6 @@ int nvmlDeviceGetFieldValues(void *handle, int num, field *out) {
         else if (out[i].id == 82) out[i].value.u = one->temp_c + 10;
         else if (out[i].id == 197) out[i].value.u = 0xFFFFFFFFu - (5u << 20) + num_calls * (1u << 20); /* 32 bits: runs over */
         else if (out[i].id == 198) { out[i].kind = ULLONG; out[i].value.ull = (unsigned long long)num_calls << 20; }
-        else if (out[i].id == 138 || out[i].id == 139) { out[i].kind = ULLONG; out[i].ret = one->links ? OK : INVALID; out[i].value.ull = num_calls * one->links << 20; }
         else out[i].ret = INVALID;
     }
     return OK;

@@ -25,7 +25,6 @@ from bench.base.units import gib_from_bytes
 from bench.machine import processes
 from bench.machine.telemetry import nvml
 
-SLOW_S = 1.0
 NICE = 10
 FOREIGN_EVERY_S = 1.0
 PARENT_EVERY_S = 1.0
@@ -68,7 +67,7 @@ class Host:
         psutil.cpu_percent(None)  # the first call returns nothing useful
 
     def sample(self, t_ns: int, now_ns: int) -> nvml.Row:
-        if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
+        if self._slow_ns is None or now_ns - self._slow_ns >= nvml.SLOW_S * 1e9:
             self._slow_ns = now_ns
             self._slow = {"cpu_freq_mhz": _frequency_mhz(), "temp_c": _temperature_c(), "load": os.getloadavg()[0]}
         return {
