@@ -256,7 +256,8 @@ def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], left: Sequence[str]
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
         return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
     if done.status == "failed" and done.discarded:
-        return f"the warm-up of {done.arm} failed: {run['failure']['kind']}: {run['failure']['message']}"
+        failure = run["failure"]
+        return f"the warm-up of {done.arm} failed: {failure['kind']}: {failure['message']}; try: {failure['hint']}"
     if race.num_failed(done.arm) > race.plan["n"] - 2:
         return f"{race.num_failed(done.arm)} runs of {done.arm} failed: fewer than two times would be left"
     return None
