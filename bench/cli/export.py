@@ -120,10 +120,7 @@ def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) ->
     except ValueError:
         raise
     except Exception as error:  # exporters' packages may raise anything
-        message = f"{type(error).__name__}: {error}"
-        dashboards.note(exported.folder, name, message)
-        return export | {"error": message, "facts": None}
-    dashboards.note(exported.folder, name, **facts)
+        return export | {"error": f"{type(error).__name__}: {error}", "facts": None}
     return export | {"error": None, "facts": facts}
 
 

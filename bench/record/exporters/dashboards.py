@@ -4,7 +4,6 @@ An exporter is a function in EXPORT and a yaml of its settings in conf/exporters
 packages are optional.  They get a copy, which may be rounded (TensorBoard keeps 32 bits); the record is the original.
 """
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -12,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,6 @@ from bench.record.shape import Facts, Record
 from bench.record.step_files import StepRow
 
 FOLDER = "dashboards"  # in a run folder
-OUTCOMES = "dashboards.json"
 TIMEOUT_S = 120.0
 NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
 NOT_EXPORTED = ("step", "flags", "t_ns")
@@ -107,19 +104,9 @@ def after_run(
                 error = (done.stdout + done.stderr).strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         except (OSError, subprocess.TimeoutExpired) as failed:
             error = f"{type(failed).__name__}: {failed}"
-            note(folder, name, error)
         if error:
             again = shlex.join(["./run.sh", "dashboard", os.path.basename(folder), *to])
             say(f"no export to {name}: {error}; to try again: {credentials.redacted(again)}")
-
-
-def note(run_folder: Path | str, name: str, error: str | None = None, **facts: object) -> None:
-    """Records the outcome of an export in the run's dashboards/dashboards.json, unless the disk is full."""
-    with contextlib.suppress(OSError):
-        path = atomic.inner_folder(Path(run_folder), FOLDER) / OUTCOMES
-        outcomes = atomic.read_json(path, {})
-        outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
-        atomic.write_json(path, outcomes, durable=False)
 
 
 # ---- what every exporter needs
