@@ -116,14 +116,20 @@ def results(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def answer_of(capsys):
-    """answer_of(verb, *arguments, code=0): what that verb of bench/cli prints with --json; code: its exit code."""
+def printed(capsys):
+    """printed(verb, *arguments, code=0): what that verb of bench/cli prints; code: its exit code."""
 
-    def answer_of(verb, *arguments, code=0):
-        assert verb.main([*map(str, arguments), "--json"]) == code
-        return json.loads(capsys.readouterr().out)
+    def printed(verb, *arguments, code=0):
+        assert verb.main([*map(str, arguments)]) == code
+        return capsys.readouterr().out
 
-    return answer_of
+    return printed
+
+
+@pytest.fixture
+def answer_of(printed):
+    """answer_of(verb, *arguments, code=0): the answer of that verb to a program, with --json."""
+    return lambda verb, *arguments, code=0: json.loads(printed(verb, *arguments, "--json", code=code))
 
 
 # ---- finished runs that tests share; a test that changes one must copy it first (real_runs.copy_of)

@@ -1,5 +1,6 @@
 """The records kept in tests/records/, and copies of the complete one with changes."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -17,6 +18,18 @@ def results(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
     return tmp_path / "results"
+
+
+def changed(values, **changes):
+    """Returns a copy of nested values with these changes; __ in a name stands for a step into a group."""
+    values = copy.deepcopy(values)
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        place = values
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return values
 
 
 def add(results, seed, **changes):

@@ -28,16 +28,18 @@ def environment(results, **variables):
     return os.environ | {"SPEEDRUN_RESULTS": str(results), "OMP_WAIT_POLICY": "PASSIVE"} | variables
 
 
-def bench(results, *arguments, cwd=REPO, timeout_s=240, **env):
+def bench(results, *arguments, cwd=REPO, timeout_s=240, code=None, **env):
     """Runs python -m bench ARGUMENTS in the checkout cwd and returns a CompletedProcess with text output.
 
     A command that takes longer is ended by SIGTERM, on which each rank logs its stacks; the test fails with the logs.
+    So it does if the exit code is another than code; None: any.
     """
     command = [sys.executable, "-m", "bench", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=cwd, env=environment(results, **env), text=True, **pipes) as process:
         try:
             output = process.communicate(timeout=timeout_s)
+            assert code in (None, process.returncode), f"{process.returncode}:\n{output}\n{logs(results)}"
             return subprocess.CompletedProcess(command, process.returncode, *output)
         except subprocess.TimeoutExpired:
             process.terminate()

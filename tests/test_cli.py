@@ -78,9 +78,8 @@ def test_a_run_without_torch_is_refused_before_it_begins(tmp_path, monkeypatch, 
     assert stderr.startswith("run: torch: ") and "pip install torch" in stderr and list(tmp_path.iterdir()) == []
 
 
-def test_without_a_word_the_program_shows_its_commands_by_purpose(capsys):
-    assert program.main([]) == 0
-    output = capsys.readouterr().out
+def test_without_a_word_the_program_shows_its_commands_by_purpose(printed):
+    output = printed(program)
     places = [output.index(f"\n{purpose}:\n") for purpose in program.GROUPS]
     assert places == sorted(places)
     assert {line.split()[0] for line in output.splitlines() if line.startswith("  ")} >= set(program.VERBS)
@@ -94,10 +93,9 @@ def test_without_a_word_the_program_shows_its_commands_by_purpose(capsys):
         (["race", "A=", "B=optim=muon", "n=3", "track=cpu_nano", "hardware=cpu"], "plan  8 runs, "),
     ],
 )
-def test_a_dry_run_says_what_would_run_and_writes_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_says_what_would_run_and_writes_nothing(arguments, message, tmp_path, monkeypatch, printed):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    assert program.main([*arguments, "--dry-run"]) == 0
-    output = capsys.readouterr().out
+    output = printed(program, *arguments, "--dry-run")
     assert message in output and output.endswith("a dry run: nothing was started or written\n")
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".checked.json"] == []
 
@@ -112,8 +110,7 @@ def test_a_fork_answers_as_the_program_does(results):
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path):
     sweep = ["run", "-m", *real_runs.SHORT, "goal.num_steps=20", "optim.grad_clip_norm=null"]
-    done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018", "--json")
-    assert done.returncode == 1
+    done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018", "--json", code=1)
     assert "1 of 2 complete" in done.stderr and "2 of 2: " in done.stderr
     printed = json.loads(done.stdout)
     runs = [real_runs.run_json(Path(run["folder"])) for run in printed]
@@ -160,8 +157,8 @@ def test_a_run_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     shards.write(odd / "val.bin", tokens[60000:])
     overrides = ["data=shards", f"data.train_glob={odd}/*_train.bin", "data.val_glob=val.bin", "data.vocab_size=257"]
     overrides.append("goal.num_steps=1")
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *overrides, SPEEDRUN_CWD=str(odd), HOME=str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = {"SPEEDRUN_CWD": str(odd), "HOME": str(tmp_path)}
+    real_runs.bench(tmp_path, "run", *real_runs.SHORT, *overrides, code=0, **env)
     (folder,) = real_runs.folders(tmp_path)
     assert str(tmp_path) not in (folder / "run.json").read_text()  # the home folder is ~ there
     assert [file["file"] for file in real_runs.run_json(folder)["data"]["train"]] == ["~/my 'own' (shards)/a_train.bin"]
@@ -179,8 +176,7 @@ def test_a_real_run_passes_verify_and_is_in_the_table(finished_run, answer_of, c
 @pytest.mark.slow
 def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     overrides = ["track.repeats=2", "goal.num_steps=20", "goal.val_every_steps=20", "goal.target_val_loss=5.5"]
-    done = real_runs.bench(tmp_path, "speedrun", *real_runs.SHORT, *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = real_runs.bench(tmp_path, "speedrun", *real_runs.SHORT, *overrides, code=0)
     assert "verdict  mean val_loss" in done.stdout and "n=2" in done.stdout
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted(run["seed"] for run in runs) == [0, 1]
@@ -190,7 +186,7 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     assert re.search("run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout)
 
 
-def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tmp_path, monkeypatch, capsys):
+def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tmp_path, monkeypatch, printed):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
     results = claimed.Results(tmp_path)
 
@@ -212,8 +208,7 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     read_rows = store.read_rows
     monkeypatch.setattr(store, "read_rows", lambda paths, **options: reads.append(1) or read_rows(paths, **options))
     kept = [results.add(seed, change=change, source="4") for seed, change in ((0, suspect), (1, suspect), (1, None))]
-    assert run_verb.main(["-m", "seed=0,1"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
+    head, *lines = printed(run_verb, "-m", "seed=0,1").splitlines()
     assert head.endswith(", 2 runs: 2 seed") and head.startswith("   sweep  sweep-")
     assert lines[0].startswith(f"   sweep  seed=0: complete before, {kept[0].name}, suspect: other programs used 0.50")
     assert lines[1] == f"   sweep  seed=1: complete before, {kept[2].name}"
@@ -222,8 +217,7 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     assert len(reads) == 1  # for what is complete: not once a point
     for seed, train_s in ((0, 10.0), (1, 12.0)):
         results.add(seed, train_s, 2.5, overrides=["optim.lr=0.002"], source="4")
-    assert run_verb.main(["-m", "seed=0,1", "optim.lr=0.0018,0.002", "exporters=[mlflow]"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(run_verb, "-m", "seed=0,1", "optim.lr=0.0018,0.002", "exporters=[mlflow]").splitlines()
     assert lines[2] == f"   sweep  not exported again: ./run.sh dashboard {kept[0].name} --to mlflow"
     assert lines[10].startswith("2 configs, least mean val_loss first")
     assert lines[11] == "settings of all: exporters=[mlflow]"

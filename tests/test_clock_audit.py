@@ -154,8 +154,7 @@ def test_the_audit_of_records_names_the_baseline_first_and_finds_a_daemon(tmp_pa
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(text)
         folders.append(scripted.run(tmp_path / "results", tmp_path / name / "train.py", "track=free"))
-    done = real_runs.bench(tmp_path / "results", "audit", *map(str, folders), "--only", "clock")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = real_runs.bench(tmp_path / "results", "audit", *map(str, folders), "--only", "clock", code=1)
     moved = "moved out of the timed region (now before the clock starts)"
     assert f"s of CPU time {moved}: train.py:19 rows = table(0.3)" in done.stdout
     assert re.search(r"0\.\d\d s more CPU time before the clock starts: train\.py:\d+ time\.sleep\(2\)", done.stdout)

@@ -51,14 +51,13 @@ def content_of(folder):
     }
 
 
-def test_two_machines_runs_judge_as_one(machines, capsys):
+def test_two_machines_runs_judge_as_one(machines, printed, capsys):
     a, b, into = machines
     assert collected(into, a, b) == 0
     out = capsys.readouterr().out
     assert ": 2 runs (2 new), 0 races, 4 ledger lines (4 new)" in out and ": 1 run (1 new)" in out
     assert runs_in(into) == sorted(runs_in(a.folder) + runs_in(b.folder))
-    assert judge.main([str(into)]) == 0
-    assert "3 runs: 17 rules passed" in capsys.readouterr().out
+    assert "3 runs: 17 rules passed" in printed(judge, into)
     for place in (a, b):
         for name in runs_in(place.folder):
             assert content_of(into / name) == content_of(place.folder / name)
@@ -431,10 +430,9 @@ def test_a_sweep_and_a_study_that_were_collected_while_they_ran_are_brought_up_t
     assert (here / sweep.NAME).read_bytes() == ended and sweep.read_study(here)["race_id"] == "race-1"
 
 
-def test_records_that_were_published_without_logs_say_how_to_collect_them(tmp_path, capsys):
+def test_records_that_were_published_without_logs_say_how_to_collect_them(tmp_path, printed):
     place = real_runs.REPO / "results/published/cpu_nano-gpt2-adamw"
-    assert collect.main([str(place), "--into", str(tmp_path)]) == 1
-    refused = [line for line in capsys.readouterr().out.splitlines() if "refused" in line]
+    refused = [line for line in printed(collect, place, "--into", tmp_path, code=1).splitlines() if "refused" in line]
     assert len(refused) == 3 and runs_in(tmp_path) == []
     for name, line in zip(runs_in(place), refused, strict=True):
         why = "its logs/agent.log is not there (published records lack such files: use --without log)"

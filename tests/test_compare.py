@@ -104,10 +104,9 @@ def test_a_race_alone_compares_every_arm_with_the_first(race, answer_of):
     assert comparisons[0]["plan"] == {"looks": [5], "alpha": 0.05}
 
 
-def test_every_arm_is_called_by_its_name(race, arms, answer_of, capsys):
+def test_every_arm_is_called_by_its_name(race, arms, answer_of, printed):
     """Three arms: C is never called B, in a race or outside of one."""
-    assert compare.main(["r1"]) == 0
-    verdict_of_b, verdict_of_c, *_ = capsys.readouterr().out.splitlines()
+    verdict_of_b, verdict_of_c, *_ = printed(compare, "r1").splitlines()
     assert verdict_of_b.startswith("verdict: SLOWER  B is 4.98 % slower than A") and "C is " not in verdict_of_b
     assert re.match("verdict: SLOWER  C is 5.[0-9]+ % slower than A", verdict_of_c) and "B" not in verdict_of_c
     for arguments, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
@@ -117,8 +116,7 @@ def test_every_arm_is_called_by_its_name(race, arms, answer_of, capsys):
     assert [comparison["about"] for comparison in comparisons] == [["aaaaaaaa", "bbbbbbbb"], ["aaaaaaaa", "cccccccc"]]
     assert comparisons[1]["words"].startswith("C is 5.")
     assert answer_of(compare, "r1:C", "bbbbbbbb")["arms"] == ["A", "B"]  # not of one race
-    assert compare.main(["r1", "--csv"]) == 0
-    lines = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split(",") for line in printed(compare, "r1", "--csv").splitlines()]
     assert {(line[0], *line[-2:]) for line in lines[1:]} == {("B", "A", "B"), ("C", "A", "C")}
 
 
@@ -252,9 +250,8 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, answer_of):
     assert len(differences) == 2
 
 
-def test_markdown_and_csv(arms, capsys):
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--md"]) == 0
-    shown = capsys.readouterr().out
+def test_markdown_and_csv(arms, printed, capsys):
+    shown = printed(compare, "aaaaaaaa", "bbbbbbbb", "--md")
     assert shown.startswith("# B against A\n\nverdict: **SLOWER**  B is 4.98 % slower")
     assert "A: aaaaaaaa (5 runs" in shown and "B: bbbbbbbb (5 runs" in shown
     assert "|  10.001 s |  10.499 s |  +4.98 % |" in shown
@@ -312,7 +309,7 @@ def test_losses_that_are_the_same_bit_for_bit_waive_the_loss_test(results, answe
 # ---- traces
 
 
-def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, answer_of, capsys):
+def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, answer_of, printed):
     """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, traces shown."""
     for folders, kernel_us in zip(arms, (100, 150), strict=True):
         (folders[2] / "traces").mkdir()
@@ -327,8 +324,7 @@ def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, answer_
         run = json.loads((folder / "run.json").read_text())
         run["metrics"]["num_flagged_steps"] = 2
         (folder / "run.json").write_text(json.dumps(run))
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--why"]) == 2
-    shown = capsys.readouterr().out
+    shown = printed(compare, "aaaaaaaa", "bbbbbbbb", "--why", code=2)
     assert "steps that an instrument disturbed" in shown
     assert "+0.050" in shown
     assert "my_kernel" in shown
@@ -343,7 +339,7 @@ def test_traces_of_one_arm_only_are_not_compared(arms, answer_of):
     assert answer_of(compare, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
 
 
-def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, arms, capsys):
+def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, arms, printed, capsys):
     content = json.loads((race / "race.json").read_text())
     del content["arms"]["C"]
     for name, folders in zip("AB", arms, strict=True):
@@ -356,17 +352,15 @@ def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, a
     for folders, kernel_us in zip(arms, (100, 150), strict=True):
         events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 800)
         traces.write(folders[0] / "traces" / "look_rank0.pt.trace.json.gz", events)
-    assert explain.main(["r1:A", "r1:B"]) == 0
-    first, causes = (printed := capsys.readouterr().out).splitlines()[:2]
-    assert explain.main(["r1"]) == 0 and capsys.readouterr().out == printed
+    first, causes = (shown := printed(explain, "r1:A", "r1:B")).splitlines()[:2]
+    assert printed(explain, "r1") == shown
     assert first.startswith("r1:A -> r1:B: a step takes") and "+0.050 ms no bound known: my_kernel" in causes
     assert explain.main(["r1:B", str(arms[0][0]), "--json"]) == 0  # an arm against a run
     assert json.loads(capsys.readouterr().out)["lines"][0]["change_ms"] == pytest.approx(-0.05)
     for folders, kernel_us in zip(arms, (150, 100), strict=True):  # now B, slower in the race, has the faster look
         events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 800)
         traces.write(folders[0] / "traces" / "look_rank0.pt.trace.json.gz", events)
-    assert explain.main(["r1:A", "r1:B"]) == 0
-    assert "The means of the race differ the other way, a step of" in capsys.readouterr().out
+    assert "The means of the race differ the other way, a step of" in printed(explain, "r1:A", "r1:B")
 
 
 # ---- logs of other harnesses
@@ -394,7 +388,7 @@ def write_logs(folder, starts_and_times):
         (folder / f"{clock.replace(':', '')}.txt").write_text(text)
 
 
-def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results, answer_of, capsys):
+def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results, answer_of, printed):
     write_logs(results / "claim" / "baseline", [("18:00:00", 88000), ("18:20:00", 88100), ("18:40:00", 87900)])
     write_logs(results / "claim" / "this_pr", [("18:10:00", 86000), ("18:30:00", 86100), ("18:50:00", 85900)])
     comparison = answer_of(compare, "claim/baseline", "claim/this_pr")
@@ -403,8 +397,7 @@ def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results
     assert {"imported", "session-unknown"} <= set(comparison["flags"])
     assert not {"order-confounded", "order-unknown", "mixed-code"} & set(comparison["flags"])
     assert comparison["memory"]["change_pct"] == 0.0
-    assert compare.main(["claim/baseline", "claim/this_pr"]) == 0
-    assert "nothing says that both arms ran in one session" in capsys.readouterr().out
+    assert "nothing says that both arms ran in one session" in printed(compare, "claim/baseline", "claim/this_pr")
 
 
 def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, answer_of):

@@ -129,7 +129,6 @@ def test_every_verb_is_completed_and_completes_its_options(tab):
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
-def test_the_version_says_what_decides_how_it_runs(word, capsys):
-    assert main_module.main([word]) == 0
-    output = capsys.readouterr().out
+def test_the_version_says_what_decides_how_it_runs(word, printed):
+    output = printed(main_module, word)
     assert output.startswith(f"speedrun {__version__}") and output.endswith(f"torch {metadata.version('torch')}\n")

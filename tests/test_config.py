@@ -1,9 +1,8 @@
 """What may be asked: derivations worked out by hand, and refusals that say what, the value, and what to try."""
 
-import copy
-
 import pytest
 import yaml
+from kept_records import changed
 
 from bench.config import compose, identity, schema, stages
 from bench.config.identity import config_id
@@ -26,14 +25,7 @@ def values():
 
 
 def resolved(values, machine=LAPTOP, **changes):
-    values = copy.deepcopy(values)
-    for dotted, value in changes.items():
-        *path, last = dotted.split("__")
-        target = values
-        for part in path:
-            target = target.setdefault(part, {})
-        target[last] = value
-    return resolve(build(Config, values), machine, vocab_size=257)
+    return resolve(build(Config, changed(values, **changes)), machine, vocab_size=257)
 
 
 def test_a_laptop_gets_one_process_with_all_its_cores_in_float32_uncompiled(values):

@@ -116,10 +116,9 @@ def _running(module):
     return pids
 
 
-def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):
+def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, printed):
     monkeypatch.setattr(probe, "probe", lambda *args: pytest.fail("a probe was started"))
-    assert doctor.main(["hardware=cpu", "--quick"]) == 0
-    out = capsys.readouterr().out
+    out = printed(doctor, "hardware=cpu", "--quick")
     assert "disk" in out and out.splitlines()[-1].startswith("ready")
 
 

@@ -1,6 +1,5 @@
 """Where it ran: facts without private names, GPUs through a stand-in for NVML, ids, code state, CPU meter."""
 
-import copy
 import functools
 import hashlib
 import importlib.util
@@ -11,9 +10,9 @@ import sys
 import types
 from importlib import metadata
 from importlib.machinery import PathFinder
-from pathlib import Path
 
 import pytest
+from kept_records import COMPLETE, changed
 from real_runs import git, wait_for
 
 from bench.base import private
@@ -25,7 +24,6 @@ from bench.machine import meters as cpu_meter
 from bench.machine.meters import CpuMeter
 from bench.record import run_folder
 
-COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"]
 
 
@@ -284,17 +282,6 @@ def run():
 
 def with_gpu(run, **facts):
     run["environment"]["gpus"] = [{"name": "NVIDIA H200", "memory_gib": 141.0, "power_limit_w": 700.0} | facts]
-    return run
-
-
-def changed(run, **changes):
-    run = copy.deepcopy(run)
-    for key, value in changes.items():
-        *path, last = key.split("__")
-        place = run
-        for part in path:
-            place = place[part]
-        place[last] = value
     return run
 
 

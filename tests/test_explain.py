@@ -528,22 +528,22 @@ def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
 # ---- the verb
 
 
-def test_the_verb_prints_words_or_json(tmp_path, answer_of, capsys):
+def test_the_verb_prints_words_or_json(tmp_path, answer_of, printed):
     write(tmp_path / "a.json", one_step(), **H100)
-    assert verb.main([str(tmp_path / "a.json")]) == 0
-    output = capsys.readouterr().out
+    output = printed(verb, tmp_path / "a.json")
     about = "of a step of 0.10 ms, 0.00 ms is roofline time, 0.03 ms is not modelled "
     assert output.startswith(f"{tmp_path.name}/a.json: {about}")
     assert "Where the next millisecond is" in output
     assert answer_of(verb, tmp_path / "a.json")["step_ms"] == 0.1
 
 
-def test_the_verb_explains_the_difference_of_two_traces_or_runs(tmp_path, finished_run, bare_run, answer_of, capsys):
+def test_the_verb_explains_the_difference_of_two_traces_or_runs(
+    tmp_path, finished_run, bare_run, answer_of, printed, capsys
+):
     files = [str(tmp_path / name) for name in ("a.json", "b.json")]
     for file, own_us in zip(files, (50, 30)):
         write(file, host_steps([100, 100, 9], own_us))
-    assert verb.main(files) == 0
-    output = capsys.readouterr().out
+    output = printed(verb, *files)
     assert "What changed" in output and "-0.020" in output and "+0.020" in output
     assert answer_of(verb, *files)["change_ns"] == 0
     assert verb.main([*map(str, two_ranks(tmp_path)), "--json"]) == 0  # two files that are ranks of one job
@@ -571,14 +571,13 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, answer_of):
     browser.look_at(tmp_path / "a.html", tmp_path / "b.html")
 
 
-def test_a_run_without_a_trace_is_explained_and_its_page_has_that_folded(finished_run, monkeypatch, capsys):
+def test_a_run_without_a_trace_is_explained_and_its_page_has_that_folded(finished_run, monkeypatch, printed):
     section = document.section_of_run(finished_run).html()
     assert "<details>" in section and "<details open" not in section and "as the run has no trace" in section
     assert "Its traces are large" not in section
     monkeypatch.setattr(document, "MAX_TRACE_BYTES", -1)
     assert "Its traces are large" in document.section_of_run(finished_run).html()
-    assert verb.main([str(finished_run)]) == 0
-    assert "the run has no trace" in capsys.readouterr().out
+    assert "the run has no trace" in printed(verb, finished_run)
 
 
 def test_a_trace_of_nothing_is_refused(tmp_path):

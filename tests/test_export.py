@@ -18,12 +18,10 @@ REPO = Path(__file__).resolve().parent.parent
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
 
-def test_csv_has_a_line_a_run_or_a_step(capsys):
-    assert export.main([str(COMPLETE), "--to", "csv"]) == 0
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+def test_csv_has_a_line_a_run_or_a_step(printed):
+    (row,) = csv.DictReader(io.StringIO(printed(export, COMPLETE, "--to", "csv")))
     assert (row["run_id"], float(row["val_loss"])) == (COMPLETE.name, 4.25)
-    assert export.main([str(COMPLETE), "--to", "csv", "--steps"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    rows = list(csv.DictReader(io.StringIO(printed(export, COMPLETE, "--to", "csv", "--steps"))))
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4] and rows[4]["val_loss"] == "4.25"
 
 

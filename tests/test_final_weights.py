@@ -29,8 +29,7 @@ def trained(folder, *overrides):
 def audited(folder, run, code=0):
     """Audits the weights of a run as a user does.  Returns {"outcome", "why", ...}."""
     arguments = ["audit", str(run), "--only", "weights", "--json"]
-    done = real_runs.bench(folder / "results", *arguments, SPEEDRUN_CWD=str(folder))
-    assert done.returncode == code, done.stdout + done.stderr
+    done = real_runs.bench(folder / "results", *arguments, SPEEDRUN_CWD=str(folder), code=code)
     (audit,) = json.loads(done.stdout)[0]["audits"]
     return audit
 

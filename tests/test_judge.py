@@ -43,10 +43,9 @@ def test_three_true_runs_are_accepted_with_evidence_for_every_rule(results, caps
     assert "seeds 0, 1, 2" in out and "p=" in out
 
 
-def test_the_verdict_and_the_count_stand_first_then_what_failed_with_its_evidence(results, answer_of, capsys):
+def test_the_verdict_and_the_count_stand_first_then_what_failed_with_its_evidence(results, answer_of, printed):
     folders = three(results)
-    assert judge.main([str(folders[0])]) == 1
-    head, *lines = capsys.readouterr().out.splitlines()
+    head, *lines = printed(judge, folders[0], code=1).splitlines()
     marks = [line.split()[0] for line in lines]
     num_failed = marks.count("FAIL")
     assert num_failed >= 2
@@ -246,11 +245,10 @@ def lost(results, monkeypatch):
     return results.kept_race(monkeypatch, pct=5)
 
 
-def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_runs(results, won, capsys):
+def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_runs(results, won, printed):
     for arguments in ([won], [won.name], [f"{won.name}:B"], runs_of(results, won)):
         assert failed(*arguments) == {}
-    assert judge.main([str(won)]) == 0
-    out = capsys.readouterr().out
+    out = printed(judge, won)
     assert "% faster than A" in out and "; A is the default" in out
 
 
@@ -345,7 +343,9 @@ def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, 
     assert text.count("| 2026") == 6 and "claimed, 3 runs: train_s 9.5" in text and "raced against, 3 runs" in text
 
 
-def test_a_claim_of_one_of_three_arms_was_raced_against_the_baseline_alone(results, monkeypatch, tmp_path, capsys):
+def test_a_claim_of_one_of_three_arms_was_raced_against_the_baseline_alone(
+    results, monkeypatch, tmp_path, printed, capsys
+):
     arms = claimed.Racers(results, lambda arm, seed: {"A": 10, "B": 9, "C": 12}[arm] + 0.01 * seed)
     arms.install(monkeypatch)
     assert race.main(["A=", "B=optim.beta2=0.99", "C=optim.beta2=0.9", "n=3"]) == 0
@@ -356,8 +356,7 @@ def test_a_claim_of_one_of_three_arms_was_raced_against_the_baseline_alone(resul
     assert [line[: len(head)] for line, head in zip(re.findall(".*3 runs.*", text), heads, strict=True)] == heads
     assert "B is 9.99 % faster than A" in text
     capsys.readouterr()
-    assert judge.main([f"{folder.name}:C"]) == 1
-    assert "C is 19.98 % slower than A" in capsys.readouterr().out
+    assert "C is 19.98 % slower than A" in printed(judge, f"{folder.name}:C", code=1)
 
 
 def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path, capsys):

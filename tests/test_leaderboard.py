@@ -103,15 +103,12 @@ def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(resul
     assert against["measured"] == f"raced, 95 % {time['ci95_pct'][0]:+.2f} to {time['ci95_pct'][1]:+.2f}"
 
 
-def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, capsys):
-    assert table.main(["--leaderboard"]) == 0
-    assert f"no runs in {results.folder}/ yet" in capsys.readouterr().out
+def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, printed):
+    assert f"no runs in {results.folder}/ yet" in printed(table, "--leaderboard")
     three(results, 10)
-    assert table.main(["--leaderboard", "--md"]) == 0
-    out = capsys.readouterr().out
+    out = printed(table, "--leaderboard", "--md")
     assert "## cpu_nano on Example CPU\n" in out and "| record |" in out and out.count(" gpt2-adamw ") == 2
-    assert table.main(["--leaderboard"]) == 0
-    assert "cpu_nano on Example CPU\n\nbyte-level Python source" in capsys.readouterr().out
+    assert "cpu_nano on Example CPU\n\nbyte-level Python source" in printed(table, "--leaderboard")
 
 
 def test_runs_none_of_which_counts_are_counted_with_the_reason(results, capsys):

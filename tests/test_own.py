@@ -64,13 +64,12 @@ def faults(arch, args=None, methods=()):
 # ---- groups
 
 
-def test_init_writes_what_can_be_chosen_and_never_overwrites(project, capsys):
+def test_init_writes_what_can_be_chosen_and_never_overwrites(project, printed, capsys):
     assert compose.compose(["model=mine", "track=mine"]).model.args == {"mlp_ratio": 4}
     (project / "my_model.py").write_text("mine")
     (project / "conf/track/mine.yaml").unlink()
     capsys.readouterr()
-    assert init.main([]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(init)
     assert "kept  my_model.py" in shown and "wrote  conf/track/mine.yaml" in shown
     assert (project / "my_model.py").read_text() == "mine"
 
@@ -420,8 +419,7 @@ def test_an_own_model_and_instrument_run_in_two_ranks(project):
     )
     write(project / "conf/instruments/count.yaml", "count: {class: 'count.py:Count'}\n")
     overrides = ["model=mine", "track=free", "experiment=smoke", "instruments=[count]", "hardware.num_processes=2"]
-    done = real_runs.bench(project / "results", "run", *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
+    real_runs.bench(project / "results", "run", *overrides, code=0)
     (folder,) = real_runs.folders(project / "results")
     record = real_runs.run_json(folder)
     assert record["model"]["arch"] == "my_model.py:MyModel" and record["instrument_summaries"]["count"] == {"steps": 10}
@@ -445,8 +443,7 @@ def test_an_own_model_gets_a_credential_that_no_file_of_its_record_holds(project
     text = NET.replace("ratio=4", "api_key=''").replace("        super()", f"        assert {is_key}\n        super()")
     write(project / "net.py", "import hashlib\n" + text)
     overrides = ["track=free", "experiment=smoke", "model.arch=net.py:Net", f"model.args={{api_key: {key}}}"]
-    done = real_runs.bench(project / "results", "run", *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
+    real_runs.bench(project / "results", "run", *overrides, code=0)
     (folder,) = real_runs.folders(project / "results")
     record = real_runs.run_json(folder)
     assert record["redacted"] == ["model.args.api_key"]

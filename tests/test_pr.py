@@ -100,10 +100,9 @@ def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
     assert failed == ["there are enough runs"]
 
 
-def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a_command(planted, capsys):
+def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a_command(planted, printed):
     folder = planted(CHANGED)
-    assert pr.main([str(folder)]) == 0
-    title, _, verdict, *rest = capsys.readouterr().out.splitlines()
+    title, _, verdict, *rest = printed(pr, folder).splitlines()
     assert title == "# pull: judged from its logs"
     assert verdict.startswith("verdict: **MEETS THE RULES**  5 runs of this_pr, 1.00 s faster than baseline")
     assert any(f"./run.sh pr {folder} --rerun FOLDER" in line for line in rest)
@@ -244,9 +243,8 @@ def test_a_script_beside_logs_without_code_is_taken_and_called_unproven_and_of_s
         pr.main([str(folder), "--script", "other.py"])
 
 
-def test_the_rerun_writes_both_sources_and_the_race(planted, capsys, tmp_path):
-    assert pr.main([str(planted(CHANGED)), "--rerun", str(tmp_path / "race"), "--", "n=3"]) == 0
-    command = capsys.readouterr().out.split()
+def test_the_rerun_writes_both_sources_and_the_race(planted, printed, tmp_path):
+    command = printed(pr, str(planted(CHANGED)), "--rerun", tmp_path / "race", "--", "n=3").split()
     assert command[:3] == ["./run.sh", "race", f"Baseline=script={tmp_path}/race/baseline/train_gpt.py"]
     assert command[-3:] == ["track=gpt2_small", "n=3", "script.sandbox=true"]  # it is somebody else's
     written = (tmp_path / "race/candidate/train_gpt.py").read_text()

@@ -100,11 +100,10 @@ def test_nanochats_word_is_not_quietly_overruled():
         overrides.spelled(["--enable_profiling=True", "profile=window"])
 
 
-def test_both_programs_take_nanochats_word(capsys):
+def test_both_programs_take_nanochats_word(printed):
     from bench.cli import run
 
-    assert run.main(["--enable_profiling=True", "--cfg", "job"]) == 0
-    assert "stages:" in capsys.readouterr().out
+    assert "stages:" in printed(run, "--enable_profiling=True", "--cfg", "job")
 
 
 @pytest.mark.parametrize(

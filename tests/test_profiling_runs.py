@@ -64,8 +64,7 @@ def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(run_with):
 
 def test_a_speedrun_under_a_profiler_is_one_run_that_stops_after_its_window(run_with, tmp_path):
     arguments = ["speedrun", *real_runs.SHORT, *COMMON, "profile=modded", "profile.stop_after_window=true"]
-    done = real_runs.bench(tmp_path, *arguments, "seed=0")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = real_runs.bench(tmp_path, *arguments, "seed=0", code=0)
     assert "one profiled run, which is not eligible" in done.stdout and "verdict" not in done.stdout
     (folder,) = real_runs.folders(tmp_path)
     assert real_runs.losses(folder) == real_runs.losses(run_with("plain"))[:15]  # of 15 steps: no last validation

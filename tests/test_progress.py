@@ -198,12 +198,11 @@ def test_a_path_is_relative_for_a_user_who_stands_in_a_link_to_the_folder(tmp_pa
     assert shown(real / "results" / "x") == shown(link / "results" / "x") == "results/x"
 
 
-def test_a_page_made_from_another_folder_is_named_as_it_can_be_opened_from_there(tmp_path, monkeypatch, capsys, repo):
+def test_a_page_made_from_another_folder_is_named_as_it_can_be_opened_from_there(tmp_path, monkeypatch, printed, repo):
     from bench.cli import report
 
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))  # run.sh has changed to the repository's folder
-    assert report.main([str(repo / "results" / "published"), "--out", "site"]) == 0
-    assert capsys.readouterr().out == "site/index.html\n"
+    assert printed(report, str(repo / "results" / "published"), "--out", "site") == "site/index.html\n"
 
 
 # ---- on a terminal

@@ -181,9 +181,8 @@ def test_leaving_a_pair_out_the_others_interval_holds_it_unless_it_is_the_worst(
     assert len(outside) <= 1
 
 
-def test_the_table_in_the_documentation_is_what_the_command_prints(capsys):
-    assert main.main(["project", "--errors", "--md"]) == 0
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+def test_the_table_in_the_documentation_is_what_the_command_prints(printed):
+    table = [line for line in printed(main, "project", "--errors", "--md").splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(pairs.PAIRS)
     page = (REPO / "docs" / "profiling.md").read_text().splitlines()
     first = page.index(table[0])

@@ -60,13 +60,9 @@ def published(house):
     return sorted(path.name for path in (house / "results" / "published").iterdir())
 
 
-def rows_of(capsys, *options):
-    capsys.readouterr()
-    assert table.main(["--json", *options]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_what_two_machines_made_is_published_where_it_was_collected(house, results, tmp_path, monkeypatch, capsys):
+def test_what_two_machines_made_is_published_where_it_was_collected(
+    house, results, tmp_path, monkeypatch, printed, capsys
+):
     """The third of three repeats is another machine's; of the union they are a record that anybody can check."""
     other = claimed.Results(tmp_path / "other")
     three(results, seeds=range(2))
@@ -82,8 +78,7 @@ def test_what_two_machines_made_is_published_where_it_was_collected(house, resul
     (house / "results" / "ledger.jsonl").unlink()
     assert claimed.failed(folder) == {}  # with what was published alone
     capsys.readouterr()
-    assert table.main(["--leaderboard", str(folder)]) == 0
-    assert "record" in capsys.readouterr().out
+    assert "record" in printed(table, "--leaderboard", folder)
 
 
 @pytest.fixture
@@ -94,7 +89,7 @@ def raced(results, monkeypatch):
 # ---- what is published
 
 
-def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went_along(house, results, capsys):
+def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went_along(house, results, printed):
     folders = three(results)
     (folders[0] / "logs").mkdir()
     for name in ("logs/rank0.log", "report.html", ".run.json.7.tmp", "notes.txt"):
@@ -105,8 +100,7 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
     certificate = json.loads(kept.read_text()) | {"outcome": "identical", "record": f"cpu_nano/{folders[1].name}"}
     certificate |= {"losses_sha256": losses_sha256, "made_at": "2026-11-22T00:00:00Z"}
     (folders[1] / "certificate.json").write_text(json.dumps(certificate))
-    assert publish.main([*map(str, folders), "--name", "first"]) == 0
-    out = capsys.readouterr().out
+    out = printed(publish, *folders, "--name", "first")
     assert "results/published/first: 3 runs" in out and "git add results" in out
     folder = house / "results" / "published" / "first"
     for run in folders:
@@ -279,12 +273,12 @@ def test_an_interrupt_leaves_no_half_folder(house, results, monkeypatch):
 # ---- own runs and published ones
 
 
-def test_a_published_run_counts_once_and_is_found_where_it_is_asked_for(house, results, capsys):
+def test_a_published_run_counts_once_and_is_found_where_it_is_asked_for(house, results, answer_of, capsys):
     folders = three(results)
     assert publish.main([*map(str, folders), "--name", "first"]) == 0
-    assert [row["seed"] for row in rows_of(capsys)] == [row["seed"] for row in rows_of(capsys, "results")] == [0, 1, 2]
-    assert [row["seed"] for row in rows_of(capsys, "results/published")] == [0, 1, 2]
-    assert [row["seed"] for row in rows_of(capsys, str(house))] == [0, 1, 2]
+    capsys.readouterr()
+    for arguments in ([], ["results"], ["results/published"], [house]):
+        assert [row["seed"] for row in answer_of(table, *arguments)] == [0, 1, 2]
     assert named.folder(folders[1].name) == folders[1]  # one's own first
     (own, two) = selection.arms_from_words(["results", "results/published/first"])
     assert (len(own.rows), len(two.rows)) == (3, 3) and not any(
@@ -292,13 +286,12 @@ def test_a_published_run_counts_once_and_is_found_where_it_is_asked_for(house, r
     )
 
 
-def test_without_own_runs_the_published_are_named_and_found_by_part_of_an_id(house, results, capsys):
+def test_without_own_runs_the_published_are_named_and_found_by_part_of_an_id(house, results, printed, capsys):
     folders = three(results)
     assert publish.main([*map(str, folders), "--name", "first"]) == 0
     shutil.rmtree(results.folder / "cpu_nano")
     capsys.readouterr()
-    assert table.main([]) == 0
-    assert "no runs in results/ yet" in (out := capsys.readouterr().out) and "results/published" in out
+    assert "no runs in results/ yet" in (out := printed(table)) and "results/published" in out
     copy = house / "results" / "published" / "first" / "cpu_nano" / folders[1].name
     assert named.folder(folders[1].name) == named.folder("-s1") == copy
     assert [row["seed"] for row in selection.arms_from_words(["-s0", "vs", "-s1", "-s2"])[1].rows] == [1, 2]

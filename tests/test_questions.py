@@ -294,16 +294,14 @@ def test_a_question_on_losses_needs_no_comparable_times():
     assert exits(compare(a, other, on="loss")) == 2
 
 
-def test_the_question_can_be_given_and_the_other_answers_stand_below(results, answer_of, capsys):
+def test_the_question_can_be_given_and_the_other_answers_stand_below(results, answer_of, printed, capsys):
     for run in sum(raced(FAST, SLOW, A_LOSSES, LOWER), []):
         write(results, run)
     ids = ["aaaaaaaa", "bbbbbbbb"]
-    assert cli.main([*ids, "--on", "loss"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(cli, *ids, "--on", "loss")
     assert shown.startswith("verdict: BETTER  B is better than A: -0.02000 nats of val_loss (95 % interval")
     assert "\ntime, slower: B is 4.98 % slower than A (95 % interval" in shown
-    assert cli.main(ids) == 0
-    shown = capsys.readouterr().out
+    shown = printed(cli, *ids)
     assert shown.startswith("verdict: SLOWER") and "\nloss, better: B is better than A: -0.02000 nats" in shown
     outcome = answer_of(cli, *ids, "--on", "loss")
     assert (outcome["verdict"], outcome["on"], outcome["answers"]["time"]["verdict"]) == ("better", "loss", "slower")

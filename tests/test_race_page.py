@@ -242,8 +242,7 @@ LOOK = (("body", "backgroundColor"), (".forest text", "fill"))
 
 
 @needs_browser
-def test_the_pictures_of_a_race_have_the_verdict_too(race, tmp_path, capsys):
-    assert cli.main([str(race), "--png", "--out", str(tmp_path / "plots")]) == 0
-    written = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+def test_the_pictures_of_a_race_have_the_verdict_too(race, tmp_path, printed):
+    written = [Path(line).name for line in printed(cli, race, "--png", "--out", tmp_path / "plots").splitlines()]
     assert written == ["verdict.png", *(f"{spec['id']}.png" for spec in race_page.document(race).charts)]
     assert (tmp_path / "plots" / "verdict.png").stat().st_size > 20_000

@@ -651,7 +651,7 @@ def test_showing_every_run_is_a_look(results, go):
     assert race_json(results)["unplanned_look"]
 
 
-def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go, capsys):
+def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go, printed, capsys):
     arguments = ("A=", "B=optim.beta2=0.99", "n=2")
     go(*arguments, time_of=noisy(1))
     assert "earlier race" not in capsys.readouterr().out
@@ -664,8 +664,7 @@ def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go
     counts = {name: verdicts.count(name) for name in verdicts}
     assert _result(last)["earlier_races"] == counts and "raced-before" in _result(last)["flags"]
     capsys.readouterr()
-    assert compare.main([last.name]) == 0
-    assert "2 earlier races of these arms in this ledger: " in capsys.readouterr().out
+    assert "2 earlier races of these arms in this ledger: " in printed(compare, last.name)
     assert _result(first)["earlier_races"] is None and "raced-before" not in _result(first)["flags"]
 
 

@@ -114,7 +114,7 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     assert list(deciding.replay(search)) == []
 
 
-def test_a_keep_says_who_replayed_its_runs(tries, answer_of, capsys):
+def test_a_keep_says_who_replayed_its_runs(tries, answer_of, printed, capsys):
     search, decided = tried(begun(tries), "optim.beta2=0.92")
     assert deciding.answer(search, search.submissions[1])["replayed"] == "not replayed"
     raced = race_folder.read(tries.results.folder / "races" / decided["races"][1])
@@ -123,8 +123,7 @@ def test_a_keep_says_who_replayed_its_runs(tries, answer_of, capsys):
     replayed = {"outcome": "identical", "machine": "same session", "made_at": "2026-11-28T", "replays": ["cpu_nano/it"]}
     certificate.write(certificate.impossible(record, "") | replayed, [run])
     replayed = "replayed: 1 of 6 identical (same session), 2026-11-28"
-    assert referee.main(["log"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(referee, "log")
     assert f"champion: track=cpu_nano optim.beta2=0.92 ({replayed})" in shown and shown.count(replayed) == 2
     assert deciding.answer(search, search.submissions[1])["replayed"] == replayed
     assert answer_of(referee, "status")["champion_replayed"] == replayed

@@ -360,8 +360,7 @@ def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
     (mine / "train_gpt.py").write_text(faster)
     results = tmp_path / "results"
     arguments = [f"A=script={scripted.MODDED}", f"B=script={mine / 'train_gpt.py'}", "n=2", "--json", *scripted.TRACK]
-    done = real_runs.bench(results, "race", *arguments, "--anyway", timeout_s=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = real_runs.bench(results, "race", *arguments, "--anyway", timeout_s=900, code=0)
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"] and against["time"]["change_pct"] < -10
     (folder,) = (results / "races").iterdir()
@@ -391,8 +390,7 @@ def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tm
     assert run["instrument_summaries"]["window"]["window"]["status"] == "recorded"
     assert (run["status"], run["failure"]["kind"]) == ("stopped", "stopped") and 8 <= run["failure"]["step"] < 500
     assert [rule["rule"] for rule in faults(folder)] == ["is complete"] and scripted.all_gone(tmp_path)
-    done = real_runs.bench(tmp_path, "analyze", str(folder))
-    assert done.returncode == 0, done.stderr
+    real_runs.bench(tmp_path, "analyze", str(folder), code=0)
 
 
 @pytest.mark.slow
@@ -420,10 +418,9 @@ def test_a_schedule_of_torchs_records_a_script_in_cycles(tmp_path):
         ("a run of ours", "timing protocol differs: script-1 in A, tp-1 in B"),
     ],
 )
-def test_a_script_is_compared_neither_with_a_cheat_nor_with_our_own_runs(planted, finished_run, capsys, other, why):
+def test_a_script_is_compared_neither_with_a_cheat_nor_with_our_own_runs(planted, finished_run, printed, other, why):
     b = planted("trains_on_val_and_claims_less")["folder"] if other == "a cheat" else finished_run
-    assert program.main(["compare", str(planted("good")["folder"]), str(b)]) == 2
-    assert why in " ".join(capsys.readouterr().out.split())
+    assert why in " ".join(printed(program, "compare", str(planted("good")["folder"]), b, code=2).split())
 
 
 def test_two_versions_of_torch_may_race_as_scripts_and_the_answer_says_so(planted):

@@ -71,9 +71,8 @@ def test_what_is_typed_wins_over_every_file():
 
 
 @pytest.mark.parametrize("overrides", COMPOSITIONS, ids=" ".join)
-def test_the_commented_config_reads_as_the_plain_one(overrides, capsys):
-    assert run.main([*overrides, "--cfg", "job"]) == 0
-    text = capsys.readouterr().out
+def test_the_commented_config_reads_as_the_plain_one(overrides, printed):
+    text = printed(run, *overrides, "--cfg", "job")
     assert yaml.safe_load(text) == schema.to_dict(requested_config(overrides))
     assert max(map(len, text.splitlines())) <= 125
 
@@ -90,9 +89,8 @@ def test_the_commented_config_can_be_fed_back(tmp_path, capsys, monkeypatch):
     )
 
 
-def test_help_of_a_key_says_meaning_unit_range_default_value_and_file(capsys):
-    assert run.main(["--help", "optim.lr"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_help_of_a_key_says_meaning_unit_range_default_value_and_file(printed, capsys):
+    text = " ".join(printed(run, "--help", "optim.lr").split())
     assert "learning rate at the schedule's peak use a number above 0" in text
     assert "default none, set in conf/ now 0.0018, from conf/optim/adamw.yaml: 3 times nanoGPT's" in text
     run.main(["hardware.wall_timeout_s=60", "--help", "wall_timeout_s"])
@@ -224,10 +222,9 @@ def test_what_sbatch_is_asked_for():
     assert options == {f"cluster.{field.name}" for field in dataclasses.fields(overrides.Cluster)}
 
 
-def test_help_beside_a_cluster_submits_nothing(monkeypatch, capsys):
+def test_help_beside_a_cluster_submits_nothing(monkeypatch, printed):
     monkeypatch.setattr(job, "go", lambda verb, want: pytest.fail("a job was submitted"))
-    assert program.main(["run", "cluster=slurm", "--help", "cluster.name"]) == 0
-    assert "sbatch --job-name" in capsys.readouterr().out
+    assert "sbatch --job-name" in printed(program, "run", "cluster=slurm", "--help", "cluster.name")
 
 
 @pytest.mark.parametrize(

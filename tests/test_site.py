@@ -245,10 +245,9 @@ def raced(raced_once, tmp_path, monkeypatch):
     return shutil.copytree(raced_once, tmp_path / "results")
 
 
-def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
+def test_the_leaderboard_is_that_of_the_table_by_device(raced, printed, capsys):
     capsys.readouterr()
-    assert table.main(["--leaderboard"]) == 0
-    text = capsys.readouterr().out
+    text = printed(table, "--leaderboard")
     (board,) = leaderboard.boards(store.read_rows([raced]), [raced])
     html = write(raced).read_text()
     assert [entry.number for entry, *_ in board.records] == [1, 2]

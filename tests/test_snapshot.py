@@ -262,17 +262,15 @@ def test_the_page_opens_offline_in_light_and_dark_and_shows_the_peak_and_its_pla
 # ---- the verb
 
 
-def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, capsys):
+def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, printed):
     path = saved(tmp_path, snapshots.training())
-    assert cli.main([str(path), "--out", str(tmp_path / "out" / "page.html")]) == 0
-    output = capsys.readouterr().out
+    output = printed(cli, path, "--out", str(tmp_path / "out" / "page.html"))
     assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in output
     assert re.search(r"models/gpt2.py:12 __init__ +18.00", output)
     assert (tmp_path / "out" / "page.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(ValueError, match="--out x.html with --json: JSON is printed"):
         cli.main([str(path), "--json", "--out", "x.html"])
-    assert cli.main([str(path), "--json"]) == 0
-    assert '"peak_bytes": 44041692' in capsys.readouterr().out
+    assert '"peak_bytes": 44041692' in printed(cli, path, "--json")
 
 
 def test_of_a_run_all_snapshots_get_a_page_and_a_run_without_one_says_how_to_record_it(tmp_path, capsys):

@@ -294,15 +294,14 @@ def test_of_three_axes_each_numeric_one_has_its_means(results):
     ]
 
 
-def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, capsys):
+def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, printed, capsys):
     folder = make(results, not_run=[(0.003, 4, 1)], why="--budget 2h is spent", **{str((0.003, 4, 0)): LOST})
     assert report.main([folder.name]) == 0
     html = (folder / "sweep.html").read_text()
     assert "<h1>Sweep over optim.lr, model.num_layers, seed</h1>" in html
     assert "1 not run, --budget 2h is spent: the same command goes on with them" in html and "out_of_memory" in html
     capsys.readouterr()
-    assert report.main([folder.name, "--md"]) == 0
-    out = capsys.readouterr().out
+    out = printed(report, folder.name, "--md")
     pivot = table_groups.pivot_of(sweep_results.read(folder).rows, ["optim.lr", "model.num_layers"], "val_loss")
     assert table_groups.pivot_text(pivot, True) in out
 

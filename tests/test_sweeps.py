@@ -92,9 +92,8 @@ def test_a_plugin_that_is_absent_says_what_to_install(word):
 
 
 @pytest.mark.parametrize("points", [["seed=0,1"], ["seed=range(0,2)"]])
-def test_the_composed_config_of_a_sweep_is_that_of_each_point(points, capsys):
-    assert run.main(["-m", *points, "--cfg", "job"]) == 0
-    text = capsys.readouterr().out
+def test_the_composed_config_of_a_sweep_is_that_of_each_point(points, printed):
+    text = printed(run, "-m", *points, "--cfg", "job")
     assert [config["seed"] for config in yaml.safe_load_all(text)] == [0, 1]
     assert text.startswith("---\n# seed=0\n")
 
@@ -134,10 +133,9 @@ def test_every_group_of_ones_own_stands_beside_ours(own):
     assert point == ["model/size=tiny", "optim/schedule=slow"]
 
 
-def test_a_run_may_begin_with_a_root_of_ones_own(own, monkeypatch, capsys):
+def test_a_run_may_begin_with_a_root_of_ones_own(own, monkeypatch, printed):
     monkeypatch.setenv(groups.NAME_VARIABLE, "mine")
-    assert run.main(["--cfg", "job"]) == 0
-    text = capsys.readouterr().out
+    text = printed(run, "--cfg", "job")
     config = yaml.safe_load(text)
     assert (config["seed"], config["model"]["arch"], config["track"]["name"]) == (7, "modern", "free")
     assert f"{own}/mine.yaml" in text.replace("\n# ", "")
@@ -147,12 +145,9 @@ def test_a_run_may_begin_with_a_root_of_ones_own(own, monkeypatch, capsys):
         run.main(["--cfg", "job"])
 
 
-def test_hydra_shows_its_own_settings_and_what_it_found(own, capsys):
-    assert run.main(["--cfg", "hydra", "hydra/launcher=four"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+def test_hydra_shows_its_own_settings_and_what_it_found(own, printed):
+    shown = yaml.safe_load(printed(run, "--cfg", "hydra", "hydra/launcher=four"))
     assert list(shown) == ["hydra"] and shown["hydra"]["launcher"]["_target_"] == "hydra_plugins.speedrun.Processes"
-    assert run.main(["--cfg", "all", "seed=3", "goal.num_steps=9"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+    shown = yaml.safe_load(printed(run, "--cfg", "all", "seed=3", "goal.num_steps=9"))
     assert (shown["seed"], shown["goal"]["num_steps"]) == (3, 9) and "sweeper" in shown["hydra"]
-    assert run.main(["--info", "searchpath"]) == 0
-    assert f"file://{own}" in capsys.readouterr().out
+    assert f"file://{own}" in printed(run, "--info", "searchpath")

@@ -79,9 +79,8 @@ def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, answe
     assert (row["status"], row["failure"], row["val_loss"]) == ("aborted", "launcher_killed", None)
 
 
-def test_results_is_the_default_and_an_empty_one_says_what_to_do(results, answer_of, capsys):
-    assert table.main([]) == 0
-    assert f"no runs in {results}/ yet: make one with ./run.sh run" in capsys.readouterr().out
+def test_results_is_the_default_and_an_empty_one_says_what_to_do(results, answer_of, printed):
+    assert f"no runs in {results}/ yet: make one with ./run.sh run" in printed(table)
     assert answer_of(table) == []
     add(results, 3)
     assert [row["seed"] for row in answer_of(table)] == [3]
@@ -108,14 +107,13 @@ def test_a_run_named_twice_is_listed_once(results, answer_of):
 # ---- what a person sees
 
 
-def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(results, capsys, monkeypatch):
+def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(results, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     add(results, 0, name="x" * 20, metrics={"mfu": 0.4512})
     add(results, 1, deviations=["goal.num_steps: 4 instead of 200"])
     add(results, 2, validity="suspect", validity_reasons=["other programs used 1.20 CPU cores"])
     add(results, 3, FAILED)
-    assert table.main([]) == 0
-    head, _, *lines, note = capsys.readouterr().out.splitlines()
+    head, _, *lines, note = printed(table).splitlines()
     assert note == "(open): the run changed what its track fixes, and is not eligible for it"
     assert head.split()[:5] == ["run_id", "track", "status", "val_loss", "train_s"]
     expected = ["cpu_nano", "cpu_nano (open)", "cpu_nano", "cpu_nano"]
@@ -144,11 +142,10 @@ def test_what_does_not_fit_gives_way_from_the_right(monkeypatch):
 LONG = "20261121T030000Z-" + "imported_log_of_somebody/" * 4 + "48623a63-s0"
 
 
-def test_long_ids_are_shortened_in_the_middle_before_a_number_goes(results, capsys, monkeypatch):
+def test_long_ids_are_shortened_in_the_middle_before_a_number_goes(results, printed, monkeypatch):
     add(results, 0, run_id=LONG)
     monkeypatch.setenv("COLUMNS", "120")
-    assert table.main([]) == 0
-    head, _, line = capsys.readouterr().out.splitlines()
+    head, _, line = printed(table).splitlines()
     assert head.split() == [name for name in table_text.SHOWN if name not in ("mfu", "certificate")]
     begin, end = line.split()[0].split("…")
     assert LONG.startswith(begin)
@@ -156,8 +153,7 @@ def test_long_ids_are_shortened_in_the_middle_before_a_number_goes(results, caps
     assert min(len(begin), len(end)) >= 15
     assert len(line) <= 120
     monkeypatch.delenv("COLUMNS")
-    assert table.main([]) == 0
-    assert LONG in capsys.readouterr().out
+    assert LONG in printed(table)
 
 
 @pytest.mark.parametrize(
@@ -172,22 +168,19 @@ def test_long_ids_are_shortened_in_the_middle_before_a_number_goes(results, caps
     ],
 )
 @pytest.mark.parametrize("width", ["60", "100"])
-def test_a_column_that_was_asked_for_is_always_shown(results, capsys, monkeypatch, argv, column, width):
+def test_a_column_that_was_asked_for_is_always_shown(results, printed, monkeypatch, argv, column, width):
     monkeypatch.setenv("COLUMNS", width)
     add(results, 0, run_id=LONG)
-    assert table.main(argv) == 0
-    assert column in capsys.readouterr().out.splitlines()[0].split()
+    assert column in printed(table, *argv).splitlines()[0].split()
 
 
-def test_markdown_and_csv(results, capsys):
+def test_markdown_and_csv(results, printed):
     add(results, 0, metrics={"val_loss": 4.123456789})
-    assert table.main(["--md"]) == 0
-    head, rule, line = capsys.readouterr().out.splitlines()
+    head, rule, line = printed(table, "--md").splitlines()
     assert head.startswith("| run_id ")
     assert set(rule) == set("|-")
     assert "4.1235" in line
-    assert table.main(["--csv"]) == 0
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    (row,) = csv.DictReader(io.StringIO(printed(table, "--csv")))
     assert (row["val_loss"], row["mfu"], row["seed"]) == ("4.123456789", "", "0")
     assert tuple(row) == table_columns.COLUMNS
 
@@ -251,7 +244,7 @@ def test_sorting_by_columns_puts_empty_cells_last(results, answer_of, order, see
 # ---- groups
 
 
-def test_a_group_has_mean_and_sd_of_its_repeats_and_counts_what_went_wrong(results, answer_of, capsys, monkeypatch):
+def test_a_group_has_mean_and_sd_of_its_repeats_and_counts_what_went_wrong(results, answer_of, printed, monkeypatch):
     for seed, val_loss in enumerate((4.1, 4.2, 4.3)):
         add(results, seed, metrics={"val_loss": val_loss, "train_s": 0.2 + seed / 100})
     add(results, 3, FAILED, comparability_id=None)
@@ -265,8 +258,7 @@ def test_a_group_has_mean_and_sd_of_its_repeats_and_counts_what_went_wrong(resul
     assert group["train_s_mean"] == pytest.approx(0.21)
     assert (group["step_avg_ms_mean"], group["step_avg_ms_sd"]) == (pytest.approx(160 / 3), 0.0)
     assert len(group["run_ids"]) == 6
-    assert table.main(["--group"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(table, "--group")
     assert "3, 1 invalid, 1 failed, 1 aborted" in shown
     assert max(map(len, shown.splitlines())) <= 100
 
@@ -310,7 +302,7 @@ def test_what_the_leaderboard_cannot_do_is_refused(results, options):
         table.main(["--leaderboard", *options])
 
 
-def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results, answer_of, capsys):
+def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results, answer_of, printed):
     place = {"race_id": "r", "arm": "A", "position": 0, "attempt": 1}
     add(results, 0, race=place | {"discarded": True}, metrics={"train_s": 99.0})
     for seed in (1, 2):
@@ -318,8 +310,7 @@ def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results,
     (group,) = answer_of(table, "--group")
     assert (group["n"], group["train_s_mean"]) == (2, 11.5)
     assert [row["seed"] for row in answer_of(table, "--where", "discarded=yes")] == [0]
-    assert table.main([]) == 0
-    assert capsys.readouterr().out.count("warm-up") == 1
+    assert printed(table).count("warm-up") == 1
 
 
 def test_a_run_costs_its_wall_time_at_its_price_and_the_price_is_no_part_of_its_config(tmp_path):

@@ -96,10 +96,9 @@ def failures(rules):
     return {name: rule["evidence"] for name, rule in rules.items() if rule["passed"] is False}
 
 
-def test_a_log_is_judged_where_it_lies_and_what_it_cannot_show_neither_accepts_nor_refuses(logs, capsys):
+def test_a_log_is_judged_where_it_lies_and_what_it_cannot_show_neither_accepts_nor_refuses(logs, printed, capsys):
     log = logs("a", CURVE)
-    assert judge.main(["--track", "steps", str(log)]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
+    first, *lines = printed(judge, "--track", "steps", log).splitlines()
     assert "  not refused: " in first
     assert first.endswith(" on track steps, 1 run: 8 rules passed, 10 not applicable, 10 not known from a log")
     assert "       ?  no run was left out: not known from a log" in lines

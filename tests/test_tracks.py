@@ -125,10 +125,9 @@ def test_fewer_steps_make_a_record_however_long_they_take(results):
     assert records[1][2] == {"change_pct": pytest.approx(-100 / 6), "measured": "in steps"}
 
 
-def test_the_leaderboard_shows_steps_where_they_are_judged(results, capsys):
+def test_the_leaderboard_shows_steps_where_they_are_judged(results, printed):
     three(results, 10, 1200)
-    assert table.main(["--leaderboard", "--md"]) == 0
-    out = capsys.readouterr().out
+    out = printed(table, "--leaderboard", "--md")
     assert "| steps" in out and "| 1,200" in out and "train_s" not in out
     assert "in fewer steps than the one before" in out
 

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from comparing import COMPLETE, FAILED, RECORDS
+from kept_records import changed
 
 from bench.base import atomic
 from bench.cli import verify
@@ -25,15 +26,7 @@ def folder(tmp_path):
 
 
 def edit(folder, **changes):
-    """Dotted keys with __ for the dot."""
-    run = run_folder.read_raw(folder)
-    for key, value in changes.items():
-        *path, last = key.split("__")
-        place = run
-        for part in path:
-            place = place[part]
-        place[last] = value
-    atomic.write_json(folder / "run.json", run)
+    atomic.write_json(folder / "run.json", changed(run_folder.read_raw(folder), **changes))
 
 
 def listed_again(folder):
@@ -56,9 +49,8 @@ def failed_rules(folder):
     return {rule["rule"]: rule["evidence"] for rule in verification.report(folder)["rules"] if not rule["passed"]}
 
 
-def test_a_true_record_passes_every_rule(folder, capsys):
-    assert verify.main([str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_true_record_passes_every_rule(folder, printed):
+    lines = printed(verify, folder).splitlines()
     num_rules = len(verification.RULES + verification.RULES_OF_A_COMPLETE_RUN)
     assert lines[0] == f"  verify  {folder.name}: all {num_rules} rules passed"
     assert all(line.startswith("    pass  ") for line in lines[1:])
@@ -70,13 +62,12 @@ def test_a_kept_record_stays_true_but_for_what_newer_settings_add_to_its_config_
     assert wrong == (set() if run_folder.read(kept)["status"] == "complete" else {"is complete"})
 
 
-def test_one_changed_byte_in_steps_csv_is_found(folder, capsys):
+def test_one_changed_byte_in_steps_csv_is_found(folder, printed):
     path = folder / "steps.csv"
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
     path.write_bytes(content)
-    assert verify.main([str(folder)]) == 1
-    first, failed, *_ = capsys.readouterr().out.splitlines()  # a rule that failed stands first
+    first, failed, *_ = printed(verify, folder, code=1).splitlines()  # a rule that failed stands first
     assert " rules failed" in first and failed == "    FAIL  artifacts are unchanged: steps.csv has another sha256"
 
 
