@@ -65,7 +65,7 @@ BUDGET = {
     "config": 3_157,
     "machine": 4_380,
     "data": 1_763,
-    "record": 7_325,
+    "record": 7_311,
     "web": 1_202,
     "analysis": 8_331,
     "training": 8_717,
@@ -75,9 +75,9 @@ BUDGET = {
     "plans": 8_908,
     "claims": 3_109,
     "api": 1_355,
-    "cli": 4_348,
+    "cli": 4_345,
     "models": 3_472,
-    "tests": 53_710,
+    "tests": 53_594,
 }
 SLACK = 250
 
