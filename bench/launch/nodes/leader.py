@@ -46,7 +46,7 @@ class Leader:
     that have not joined never will, None if they may; secret: as in LeaderStore.
     """
 
-    _job: Job  # set by gather()
+    _job: Job  # set by gather(), as are _own, the facts of this node
     _folder: Path  # set by started()
 
     def __init__(
@@ -95,7 +95,7 @@ class Leader:
 
     def gather(self, job: Job) -> None:
         """Waits for all members.  Refuses all and raises ValueError if one is missing or differs from this process."""
-        self._job, own = job, facts.facts_of(job)
+        self._job, self._own = job, facts.facts_of(job)
         if not self._adopted:
             self._num_members, self._own_ranks = (job.config.hardware.nodes or 1) - 1, job.config.hardware.ranks_of_node
         timeout_s = job.config.hardware.rendezvous_timeout_s or RENDEZVOUS_S
@@ -112,7 +112,7 @@ class Leader:
             self._join()
         for peer in self._nodes:
             where = f"node {peer.node}" if self._adopted else "a node"
-            if why := facts.difference(peer.facts or {}, own):
+            if why := facts.difference(peer.facts or {}, self._own):
                 self._refuse_all(f"{where} has another {why}")
         if not self._adopted:  # numbered in order of arrival
             first_rank = self._own_ranks
@@ -159,7 +159,7 @@ class Leader:
     def record_facts(self) -> dict[str, Any]:
         """Returns "launched_by" and "nodes" of run.json: who started the ranks, and each node's clock and network."""
         size, slurm = self._job.config.hardware.ranks_of_node, allocation.current()
-        own = facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}
+        own = self._own | {"fabric": facts.network(self._interface())}
         known = {0: (own, None)} | {peer.node: (peer.facts or {}, peer.clock) for peer in self._nodes}
         rows = [
             {"node": node, "ranks": list(range(node * size, (node + 1) * size)), "clock": clock}
