@@ -70,7 +70,7 @@ BUDGET = {
     "analysis": 8_331,
     "training": 8_717,
     "compare": 3_291,
-    "launch": 6_940,
+    "launch": 6_941,
     "report": 4_233,
     "plans": 8_908,
     "claims": 3_109,

@@ -143,6 +143,7 @@ class Spy(GPT2):
         folder = sys.argv[1]
         os.symlink(PATHS[0], f"{folder}/telemetry.csv.link")
         open(f"{folder}/audit.json", "w").write("{}")
+        open(f"{folder}/logs/gpus.log", "w").write("gpu0 had Xid 31\\n")  # as telemetry does
         tokens = [os.path.getsize(path) for path in json.load(open(f"{folder}/.launch.tmp"))["shards"]["val"]]
         print("SPY", json.dumps([seen, tokens]), flush=True)
 """
@@ -156,7 +157,7 @@ def test_a_model_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
         paths = [tmp_path / "id_rsa", tmp_path / "spy.py", results / "ledger.jsonl", results / "searches"]
         paths = [*map(str, paths), str(real_runs.REPO / "bench/__init__.py")]
         (tmp_path / "spy.py").write_text(f"PATHS, PORT = {paths}, {ours.getsockname()[1]}\n{SPY}")
-        overrides = ["track=free", "model=gpt2", "model.num_layers=1", "model.width=64", "model.num_heads=2"]
+        overrides = ["track=free", "model=gpt2", "model.num_layers=1", "model.width=64", "model.num_heads=2", "look=on"]
         overrides += ["model.arch=spy.py:Spy", "goal.num_steps=2", "goal.val_tokens=8192", "checkpoint.save=true"]
         env = {"SPEEDRUN_CWD": str(tmp_path), "HF_TOKEN": "secret"}
         overrides += ["hardware.sandbox=true"]
@@ -168,6 +169,9 @@ def test_a_model_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
     record = run_folder.read(folder)
     assert record["status"] == "complete" and record["metrics"]["num_steps"] == 2
     assert "leaves too few for a batch" in record["referee"]["loss"]["held_out"]["not_checked"]
+    kept = [*record["look"]["files"], "logs/gpus.log"]  # not its pages, as a browser would run what the model wrote
+    assert "traces/ops/look_account.txt" in kept and all((folder / file).is_file() for file in kept)
+    assert not [*folder.rglob("*.html")]
     assert (tmp_path / "id_rsa").read_text() == "KEY" and not (folder / "audit.json").exists()
     assert (folder / run_folder.WEIGHTS).is_file() and not [path for path in folder.rglob("*") if path.is_symlink()]
     assert real_runs.bench(results, "verify", str(folder)).returncode == 0

@@ -43,7 +43,8 @@ def explain(folder: Path, run: Section) -> None:
         (answer,) = answers.values()
         atomic.write_text(folder / f"{ACCOUNT}.txt", document.from_accounts(answers).terminal() + "\n", durable=False)
         atomic.write_json(folder / f"{ACCOUNT}.json", answer, durable=False)
-        look["files"] = [*look["files"], f"{ACCOUNT}.txt", f"{ACCOUNT}.json"]
+        files = *look["files"], f"{ACCOUNT}.txt", f"{ACCOUNT}.json"
+        look["files"] = [file for file in files if (folder / file).is_file()]  # pages stay in a sandbox
         look["step_ms"] = answer["step_ms"]
         if run["environment"]["gpus"] and answer["of"] == "host":  # what the host does beside a GPU costs no time
             run["warnings"].append(warning(NO_KERNELS))

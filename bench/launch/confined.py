@@ -31,9 +31,10 @@ class Confined:
     """
 
     INPUTS: tuple[str, ...] = ("config.yaml", "run.json", "events.jsonl")
-    NOTES = re.compile(
+    NOTES = re.compile(  # no pages: a browser would run what ranks write there
         r"steps\.csv|events\.jsonl|telemetry\.csv|checkpoint/weights\.safetensors|\.(result|progress)\.tmp"
-        r"|logs/(rank\d+\.(log|failure\.json)|flight_rank\d+)|traces/[\w.-]+\.json(\.gz)?"
+        r"|logs/(rank\d+\.(log|(failure|flight)\.json)|flight_rank\d+|gpus\.log)"
+        r"|traces/([\w-]+/)?[\w.-]+\.(json|json\.gz|txt|md|pickle)|memory/[\w.-]+\.(rss\.json|pickle)"
     )
 
     def __init__(self, folder: Path, job: Job, pipes: Sequence[str]):
@@ -96,6 +97,6 @@ class Confined:
         for entry in plain_file.entries_below(self.notes) if self.notes.is_dir() else ():
             name = os.path.relpath(entry.path, self.notes)
             if self.NOTES.fullmatch(name) and entry.is_file(follow_symlinks=False):
-                (self._folder / name).parent.mkdir(exist_ok=True)
+                (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(entry.path, self._folder / name)
         subprocess.run(["rm", "-rf", "--", self.notes], stderr=subprocess.DEVNULL)  # however deep: rmtree recurses

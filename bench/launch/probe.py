@@ -201,8 +201,7 @@ def _answer(device_type: str, timeout_s: float) -> dict[str, Any]:
 def _matmul_tflop_per_s(device: Any) -> float:
     import torch
 
-    a = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
-    b = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
+    a, b = torch.randn(2, MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
     for _ in range(MATMUL_REPEATS):  # until the clocks are up
         torch.mm(a, b)
     ms = _median_ms(lambda: [torch.mm(a, b) for _ in range(MATMUL_REPEATS)], device)
