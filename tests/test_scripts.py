@@ -231,8 +231,7 @@ def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, what
 
 
 def test_a_line_that_both_patterns_match_ends_a_script_at_once(tmp_path):
-    patterns = "step: 'step:(?P<step>[0-9]+)'\nval: 'step:(?P<step>[0-9]+)/(?P<total>[0-9]+)'\n"
-    (tmp_path / "two.yaml").write_text(patterns)
+    (tmp_path / "two.yaml").write_text("step: 'step:(?P<step>[0-9]+)'\nval: '(?P<step>[0-9]+)/(?P<total>[0-9]+)'\n")
     run = scripted.odd(tmp_path, "hangs", f"script.dialect={tmp_path / 'two.yaml'}", expect=1)
     assert "two.yaml match the line 'step:0/" in run["failure"]["message"]
 

@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
             return f"{word}: ./run.sh report writes pages, of a run, a race, a sweep or all results"
         if (meant := MEANT.get(word.partition("=")[0])) in options:
             return f"{word}: did you mean {meant}? {self.prog} --help says more"
-        return f"{word}: there is no such option; {did_you_mean(word, options)}{self.prog} --help says more"
+        return f"{word}: there is no such option or argument; {did_you_mean(word, options)}{self.prog} --help says more"
 
 
 def latest(parser: argparse.ArgumentParser, option: str, about: str) -> None:
