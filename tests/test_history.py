@@ -133,7 +133,7 @@ def shown(planted, *arguments):
 
 
 def test_two_planted_regressions_are_found_with_the_commands_that_find_the_commits(planted, tmp_path):
-    _, commits, _ = planted
+    repo, commits, _ = planted
     page, badge = tmp_path / "index.html", tmp_path / "badge.svg"
     (series,) = json.loads(shown(planted, "--json", "--html", str(page), "--badge", str(badge)))
     assert len(series["points"]) == 20 and {point["num_runs"] for point in series["points"]} == {2}
@@ -143,10 +143,11 @@ def test_two_planted_regressions_are_found_with_the_commands_that_find_the_commi
     assert float(first["change"].split()[0]) == pytest.approx(30, abs=3)
     assert float(second["change"].split()[0]) == pytest.approx(20, abs=3)
     between = f"{second['before'][:10]} {second['after'][:10]}"
-    assert re.fullmatch(rf"\./run\.sh bisect {between} .*script=train\.py.*", second["command"])
+    assert re.fullmatch(rf"\./run\.sh bisect {between} .*script=train\.py.* script\.root=\.", second["command"])
     assert "seed=" not in second["command"] and "script.rev=" not in second["command"]
     text = page.read_text()
     assert second["before"][:10] in text and "bisect" in text and "Narrowest Significance Pursuit" in text
+    assert str(repo) not in text and text.index(second["command"]) < text.index(first["command"])
     assert re.search(r"<title>speed: \+\d+\.\d\d % at [0-9a-f]{7}</title>", badge.read_text())
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bench.base import change_points, stats
 from bench.base.change_points import Change
-from bench.base.paths import user_path
+from bench.base.paths import user_path, working_folder
 from bench.base.reading import plain_file, yaml_file
 from bench.machine import git
 from bench.record import configs, race_folder, run_folder
@@ -27,13 +27,13 @@ SHORT = 10  # displayed characters of a commit's hash
 OF_REVISION = ("script.rev", "script.root")  # settings that may differ within a configuration
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
-    "A commit's value is the mean, for times the geometric one, of its valid and suspect runs of a configuration on a "
-    "machine.",
+    "A commit's value is the mean of its valid and suspect runs of one configuration on one machine; for times it is "
+    "the geometric mean.",
     "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest "
     "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "
-    "commits; the interval of a change is Welch's t.",
-    "The method assumes that this noise is independent, which it is not on a machine that drifts for days: confirm a "
-    "change with the command beside it, whose runs are interleaved.",
+    "commits; the interval of a change is that of Welch's t test.",
+    "The method assumes that this noise is independent, which it is not on a machine that drifts over days: confirm a "
+    "change with the command beside it, which interleaves its runs.",
 )
 
 
@@ -75,6 +75,8 @@ class Series:
         before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
         on = ["--on", "val_loss"] if self.measure == "val_loss" else []
         settings = [word for word in self.settings if word.partition("=")[0] not in PER_COMMIT]
+        here = f"={working_folder()}/"  # where the command is typed: absolute paths in it become relative
+        settings = [f"{word}/".replace(here, "=./").rstrip("/") for word in settings]
         return f"./run.sh bisect {before} {after} {shlex.join([*on, *settings])}".rstrip()
 
 
@@ -173,9 +175,8 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
     if not series.changes:
         num = len(series.points)
         why = "" if num >= change_points.MIN_VALUES else f"; it takes {change_points.MIN_VALUES} to show one"
-        known = "steady" if not why else "unknown"
-        sentence = f"no change of {series.measure} is shown in {num} commits{why}"
-        yield Verdict(sentence, "", series.name, badges=[coloured(known, "badge good" if not why else "badge soft")])
+        badge = coloured("unknown", "badge soft") if why else coloured("steady", "badge good")
+        yield Verdict(f"no change of {series.measure} is shown in {num} commits{why}", "", series.name, badges=[badge])
 
 
 def _word(change: Change, measure: str) -> str:
@@ -191,7 +192,7 @@ def _blocks(series: Series, number: int) -> Iterator[Block]:
             str(change.after - change.before),
             code(series.command_of(change)),
         ]
-        for change in series.changes
+        for change in reversed(series.changes)  # as the verdicts above: the newest first
     ]
     levels = _levels(series)
     labels = [f"{point.commit.sha[:SHORT]} {point.commit.subject}" for point in series.points]
@@ -224,9 +225,8 @@ def _blocks(series: Series, number: int) -> Iterator[Block]:
     right = (False, True, True, False, False)
     table = Table(("commit", series.measure, "runs", "date", "subject"), commits, right, limit=10, style="tight")
     yield Section(f"{series.name}: {series.machine}", [*changes, Chart(drawn), table])
-    yield from (
-        Hint(f"to find or confirm the newest change: {series.command_of(change)}") for change in series.changes[-1:]
-    )
+    if series.changes:
+        yield Hint(f"to find or confirm the newest change: {series.command_of(series.changes[-1])}")
 
 
 def _levels(series: Series) -> list[float | None]:

@@ -180,7 +180,7 @@ def _why(rungs: Sequence[Rung]) -> list[Block]:
         for rung in rungs
         if rung["step"] and rung["step"]["why"]
     ]
-    return [Lines(["No change of the way to the target:"], is_soft=True), Bullets(reasons)] if reasons else []
+    return [Lines(["Rungs whose way to the target has no change:"], is_soft=True), Bullets(reasons)] if reasons else []
 
 
 # ---- numbers
