@@ -49,7 +49,6 @@ def test_instruments_are_a_list():
         ("stepz=5", "unknown setting stepz=5"),
         ("goal.num_step=5", r"unknown setting goal.num_step=5: did you mean goal.num_steps\?"),
         ("steps=5", r"unknown setting steps=5: did you mean goal.num_steps\?"),
-        ("num_steps=5", r"unknown setting num_steps=5: did you mean goal.num_steps\?"),
         ("goal.num_steps=many", "goal.num_steps=many: use a whole number above 0"),
         ("seed=1.5", "seed=1.5: use a whole number of 0 or more"),
         ("+goal.typo=3", r"\+goal.typo=3: \+ and ~ work on lists only, .*: write goal.typo=3$"),

@@ -20,14 +20,15 @@ from bench.config import overrides
 from bench.launch.prepare import requested_config
 
 REPO = Path(__file__).resolve().parent.parent
-PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+PAGES = [REPO / "README.md", REPO / "AGENTS.md", *sorted((REPO / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.S | re.M)
+OTHER_KINDS = ("text", "python", "yaml", "toml")  # without commands; every other kind of block counts as commands
 CONSOLE = [(page.name, block) for page in PAGES for kind, block in BLOCK.findall(page.read_text()) if kind == "console"]
 LINES_OF_BLOCKS = [
     (page.name, kind, line)
     for page in PAGES
     for kind, block in BLOCK.findall(page.read_text())
-    if kind in ("", "bash", "sh")
+    if kind not in ("console", *OTHER_KINDS)
     for line in block.splitlines()
     if line.strip()
 ]
@@ -74,6 +75,8 @@ DONE = [line for line in LINES if not any(re.search(pattern, line) for pattern i
 
 def test_every_line_of_the_docs_is_done_or_has_a_reason():
     assert len(DONE) >= 30 and len(CONSOLE) >= 5 and len(COMMANDS) >= 90
+    hidden = rf"^ *~~~|^ +```|^```({'|'.join(OTHER_KINDS)})[^\n]*\n([^`]*\n)?(\$ )?(\./run\.sh|speedrun) "
+    assert [page.name for page in PAGES if re.search(hidden, page.read_text(), re.M)] == []
     unused = [pattern for pattern in NOT_RUN if not any(re.search(pattern, line) for line in LINES)]
     assert unused == []
     files = re.findall(r"test_\w+", " ".join(NOT_RUN.values()))

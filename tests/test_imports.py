@@ -62,7 +62,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_278,
-    "config": 3_157,
+    "config": 3_156,
     "machine": 4_380,
     "data": 1_763,
     "record": 7_311,
@@ -75,9 +75,9 @@ BUDGET = {
     "plans": 8_908,
     "claims": 3_109,
     "api": 1_355,
-    "cli": 4_345,
+    "cli": 4_344,
     "models": 3_472,
-    "tests": 53_594,
+    "tests": 53_595,
 }
 SLACK = 250
 

@@ -67,7 +67,6 @@ def test_forms(six_runs, capsys):
     [
         ("SELECT val_los FROM runs", "there is no column val_los; did you mean val_loss"),
         ("SELECT lr FROM runs", "there is no column lr; did you mean optim.lr[?]"),
-        ("SELECT optim.lrr FROM runs", "there is no column optim.lrr; did you mean optim.lr"),
         ('SELECT "optim.lrr" FROM runs', 'there is no column "optim.lrr"; did you mean optim.lr'),
         ('SELECT run_id FROM runs WHERE model = "gpt2"', 'there is no column "gpt2".* single quotes'),
         ("SELECT * FROM run", "there is no table run; did you mean runs"),

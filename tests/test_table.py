@@ -218,7 +218,6 @@ def test_where_chooses_rows(results, answer_of, where, seeds):
         (["--where", "seed"], "use KEY=VALUE"),
         (["--where", "val_loss<low"], "val_loss is a number"),
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
-        (["--sort", "speed"], "there is no column speed; did you mean seed? choose from run_id, track"),
         (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
     ],
 )

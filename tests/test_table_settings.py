@@ -171,7 +171,6 @@ def test_sort_takes_settings_and_a_sign_turns_it_round(grid, capsys):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["--where", "lr<1"], "there is no column lr; did you mean optim.lr? choose from run_id"),
         (["--where", "optim.lr<low"], "optim.lr is a number and 'low' is not: give a number"),
         (["--columns", "nothing*"], "there is no column nothing*"),
         (["--baseline", "optim.lr=0.001"], "it matches 4 of 8 rows"),

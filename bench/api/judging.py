@@ -117,6 +117,6 @@ def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> li
         for path, part_of in dialects.files_of(paths):
             for run, rows in dialects.read_file(path, form, part_of)[0]:
                 records.write(run, rows, folder)
-        if not (folders := list(run_folder.find_runs([folder]))):
+        if not (folders := list(run_folder.find_runs([folder] if folder.is_dir() else []))):
             raise
         return folders

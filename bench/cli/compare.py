@@ -27,9 +27,7 @@ FAILURES = ("slower", "loss", "faster", "better", "worse", "equivalent", "inconc
 def main(argv: list[str]) -> int:
     """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 usage error or not comparable."""
     args = _parser().parse_args(argv)
-    fail_on = conditions(args.fail_on)
-    if args.fail_if and not fail_on:
-        raise ValueError(f"--fail-if {args.fail_if}: it needs a condition: add --fail-on slower:0.5%")
+    fail_on = conditions(args.fail_on, args.fail_if)
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         comparing.check_nats(option, value)
     options: dict[str, Any] = {"on": args.on, "margin_nats": args.margin, "target_val_loss": args.target}
@@ -107,8 +105,10 @@ def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
     return min(lows), max(highs)
 
 
-def conditions(options: Sequence[str]) -> list[Condition]:
+def conditions(options: Sequence[str], fail_if: str | None = None) -> list[Condition]:
     """Returns the conditions of --fail-on options, each with one or several. Raises ValueError for an unknown one."""
+    if fail_if and not options:
+        raise ValueError(f"--fail-if {fail_if}: it needs a condition: add --fail-on slower:0.5%")
     return [_condition(word) for option in options for word in option.split(",")]
 
 

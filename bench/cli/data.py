@@ -38,15 +38,14 @@ def main(argv: list[str]) -> int:
     try:
         if args.verb == "show" and not names:
             if overrides:
-                remedy = f"name the data that these settings are for: one of {', '.join(known)}"
-                raise ValueError(f"data show {' '.join(overrides)}: {remedy}")
+                raise ValueError(f"show {' '.join(overrides)}: name the data as well, one of {', '.join(known)}")
             answer: Any = [_listed(name) for name in known]
             text = text_table.render((), map(_row, answer))
         elif args.verb == "show":
             answer = [_shown(name, overrides) for name in names]
             text = "\n\n".join(map(_lines, answer))
         elif len(names) != 1:
-            raise ValueError(f"data {args.verb} {' '.join(names)}: name one of {', '.join(known)}")
+            raise ValueError(f"{' '.join([args.verb, *names])}: name one of {', '.join(known)}")
         else:
             answer = _got(names[0], overrides, args.verb == "fetch")
             text = _lines(answer)

@@ -133,9 +133,8 @@ def _go(argv: list[str]) -> int:
         return 0
     verb, rest = (argv[0], argv[1:]) if argv[0] in VERBS else ("run", argv)
     if rest is argv and "=" not in argv[0] and not argv[0].startswith("-"):
-        known = [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)]
-        guess = groups.did_you_mean(argv[0], known)
-        print(f"{argv[0]}: unknown command; {guess}choose from {', '.join(known)}", file=sys.stderr)
+        guess = groups.did_you_mean(argv[0], [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)])
+        print(f"{argv[0]}: unknown command; {guess}./run.sh --help lists them; a setting is KEY=VALUE", file=sys.stderr)
         return 2
     module = module_of(verb)
     try:

@@ -29,7 +29,7 @@ from bench.record.race_folder import Race
 def main(argv: list[str]) -> int:
     """Exit codes: 0 ended, 1 interrupted, abandoned or a --fail-on condition holds, 2 usage error or not comparable."""
     args = _parser().parse_intermixed_args(argv)
-    fail_on = compare.conditions(args.fail_on)
+    fail_on = compare.conditions(args.fail_on, args.fail_if)
     results = results_root().absolute()
     if args.look is not None:
         return _look(args, results)
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     if race["result"] is None:
         return 1
     against: Any = (race["result"]["against"] or {}).values()
-    return max((compare.exit_code(comparison, fail_on) for comparison in against), default=0)
+    return max((compare.exit_code(comparison, fail_on, args.fail_if == "shown") for comparison in against), default=0)
 
 
 def check(argv: list[str]) -> None:
@@ -60,7 +60,7 @@ def check(argv: list[str]) -> None:
     The settings of an arm of another revision are checked by that revision's code.
     """
     args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
-    compare.conditions(args.fail_on)
+    compare.conditions(args.fail_on, args.fail_if)
     if race_ids := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
         _chosen(results, race_ids[0])
         return
@@ -197,6 +197,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
     parser.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help=fails)
+    parser.add_argument("--fail-if", choices=("possible", "shown"), help="as of ./run.sh compare --fail-if")
     parser.flag("--dry-run", help="print the plan and how long it would take; run and write nothing")
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.base.paths import CONF, MARK, own_conf, user_path, working_folder
+from bench.base.paths import CONF, MARK, own_conf, shown, user_path
 
 # fmt: off
 GROUPS = (
@@ -29,6 +29,7 @@ VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir, also of the runs that this pro
 NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, likewise
 # {folder of modded-nanogpt's records/: the track in conf/ that has its data, target and rule}
 UPSTREAM_TRACKS = {"track_1_short": "gpt2_small", "track_2_medium": "gpt2_medium", "track_3_optimization": "steps"}
+MEANT = {"gpu": "cuda", "train": "run", "benchmark": "race"}  # what people type for a name that is not spelled like it
 NEAR = 0.65  # least difflib ratio of a suggestion: --fast and --passport have 0.63, rnu and run 0.67
 PRIMARY = "config"  # conf/config.yaml, the default root config
 ENTRY_POINTS = "speedrun.conf"  # an entry point name = "my_package.conf" names a package's folder
@@ -100,7 +101,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns "did you mean KEY? " for a known setting, option or command like the word; "" if there is none."""
     last = word.split(".")[-1]
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate -> lr
-    near = [key for key in known if key.split(".")[-1] in (last, initials)]
+    near = [key for key in known if key.split(".")[-1] in (last, initials, MEANT.get(word))]
     near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps -> num_steps
     near = near or difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
     near = near or [key for key in known if word and key.startswith(word)]
@@ -112,9 +113,7 @@ def introduction() -> str | None:
     lines = []
     for folder in own_folders():
         added = [f"{group}={name}" for group in GROUPS for name in _names(folder, group)]
-        here = working_folder()
-        shown = f"{folder.relative_to(here)}/" if folder.is_relative_to(here) else folder
-        lines.append(f"{shown} adds {', '.join(added) or 'nothing yet'}")
+        lines.append(f"{shown(folder)}/ adds {', '.join(added) or 'nothing yet'}")
     return "; ".join(lines) or None
 
 
