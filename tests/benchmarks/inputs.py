@@ -52,7 +52,7 @@ def measure(seed="0", extent="pairs"):
             num_shown, num_wrong = num_shown + is_shown, num_wrong + bool(wrong)
             if wrong:
                 print(f"WRONG {output} {place}: {wrong}", flush=True)
-    about = f"Tried with seed {seed}: {len(tried):,} of {len(WALK):,} combinations of verb, input, damage and moment "
+    about = f"Tried with seed {seed}: {len(tried):,} of {len(WALK):,} combinations of verb, input, damage and moment, "
     about += f"and {num_fields:,} of {len(fields):,} texts of records in outputs; {num_wrong} went wrong."
     PAGE.write_text(written(PAGE.read_text(), about))
     return [
