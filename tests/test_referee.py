@@ -19,13 +19,15 @@ import pytest
 import real_runs
 import traces
 
+from bench.base import atomic
 from bench.cli import referee
 from bench.machine.signals import Interrupted
+from bench.plans.audit import short
 from bench.plans.race import arm_process
 from bench.plans.referee import deciding, page, refereeing, serving
 from bench.plans.referee import search as searches
 from bench.plans.replay import certificate
-from bench.record import certificates, ledger, race_folder, run_folder
+from bench.record import certificates, ledger, outside_clock, race_folder, run_folder
 
 # ---- whole searches, of runs that cost no time
 
@@ -75,16 +77,56 @@ def tried(search, *overrides):
     return search, search.submissions[number].decided
 
 
-def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries):
+def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries, monkeypatch):
     search = begun(tries)
     search, decided = tried(search, "optim.beta2=0.92")
     assert decided["decision"] == "keep" and decided["gain"] == pytest.approx(0.0202, abs=0.001)
     assert search.champion["overrides"] == ["track=cpu_nano", "optim.beta2=0.92"]
+    asked, ask = [], arm_process.facts_of_arms
+    monkeypatch.setattr(arm_process, "facts_of_arms", lambda *arms: asked.append(arms) or ask(*arms))
     search, decided = tried(search, "optim.beta2=0.91")  # 1 % slower than the new champion
-    assert decided["decision"] == "drop"
+    assert decided["decision"] == "drop" and len(asked) == 1  # by the checks, and not again by the plan
     search, decided = tried(search, "optim.beta2=0.92", "optim.weight_decay=0.2")
     assert decided["decision"] == "drop" and [submission.number for submission in search.kept] == [1]
     assert list(deciding.replay(search)) == []
+
+
+def test_a_keep_needs_an_audit_that_takes_about_as_long_as_its_runs(tries, monkeypatch):
+    audits, seconds = claimed.Results(tries.results.folder / certificates.AUDITS_FOLDER), iter([10.0, 10.0, 40.0])
+
+    def audit(search, run, arm):
+        made, record = audits.add(train_s=next(seconds)), run_folder.read(run)
+        kind = {"kind": "held_out", "outcome": "passed", "why": "", "run": f"cpu_nano/{made.name}"}
+        about = {"run": certificates.name_of(record), "at": "", "claimed_nats": 2.75, "outcome": "passed"}
+        about |= {"config_id": record["config_id"], "source_sha256": record["code"]["source_sha256"], "audits": [kind]}
+        atomic.write_json(run / certificates.AUDIT_FILE, about)
+
+    monkeypatch.setattr(refereeing, "_audit_run", audit)
+    monkeypatch.setattr(deciding.auditing, "passed_here", lambda *facts: True)
+    search, decided = tried(begun(tries), "optim.beta2=0.92")
+    assert decided["decision"] == "keep"
+    search, decided = tried(search, "optim.beta2=0.94")
+    assert decided["decision"] == "undecided"
+    assert "but it trains longer on other data: 40 s in its audit held_out, 9.6" in decided["why"]
+    assert list(deciding.replay(search)) == []
+
+
+@pytest.mark.parametrize(
+    ("claimed_s", "foreign_cores", "why"),
+    [(9.8, 1.9, None), (9.8, 0.0, "less than passed"), (5.0, 1.9, "less than passed")],
+)
+def test_an_edge_that_waited_for_a_core_is_not_held_against_a_contestant(
+    tmp_path, monkeypatch, claimed_s, foreign_cores, why
+):
+    def change(run):
+        run["measured"]["foreign_cpu_cores"] = foreign_cores
+        run["doubts"] = [{"instrument": outside_clock.CLOCK, "doubt": "less than passed"}]
+
+    run = run_folder.read(claimed.Results(tmp_path).add(change=change))
+    run |= {"folder": None, "referee": {"clock": {"claimed_train_s": claimed_s, "outside_train_s": 10.0}}}
+    monkeypatch.setattr(short.auditing, "run_on_other_data", lambda *job: ({}, run))
+    monkeypatch.setattr(short.step_files, "validations", lambda folder: {})
+    assert short.refusal(None) == why
 
 
 def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries):
@@ -134,8 +176,10 @@ def test_a_keep_says_who_replayed_its_runs(tries, answer_of, printed, capsys):
     assert decided["decision"] == "drop" and deciding.answer(search, search.submissions[2])["replayed"] is None
     search, decided = tried(search, "optim.beta2=0.94")
     capsys.readouterr()
-    assert decided["decision"] == "keep" and referee.main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["champion_replayed"] == "not replayed"  # that of the new champion
+    assert decided["decision"] == "keep" and referee.main(["log", "--json"]) == 0
+    log = json.loads(capsys.readouterr().out)
+    assert log["champion_replayed"] == "not replayed"  # that of the new champion
+    assert [entry["submitted"][-2:] for entry in log["submissions"]] == ["92", ".9", "94"]
     race = tries.results.folder / "races" / search.submissions[1].decided["races"][1]
     (race / "race.json").write_text("{")
     assert deciding.replayed(search, search.submissions[1]) == "not replayed"

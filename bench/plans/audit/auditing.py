@@ -31,16 +31,8 @@ from bench.training import line_sampler
 
 CLOCK, CLOCK_FILE = "clock", "audit_clock.json"
 LEFT_OUT = (
-    "seed=",
-    "exporters",
-    "checkpoint",
-    "resume=",
-    "profile",
-    "script=",
-    "script.path=",
-    "script.root=",
-    "+script",
-)
+    "seed=", "exporters", "checkpoint", "resume=", "profile", "script=", "script.path=", "script.root=", "+script",
+)  # fmt: skip
 Run = dict[str, Any]  # a complete record, of which no section is None
 Say = Callable[[str, str], None]
 

@@ -22,15 +22,16 @@ from bench.record.rows import COLUMNS, metric_of
 
 # facts of an arm that the plan keeps; "own", "num_gpus" and "num_nodes" only if it has any
 KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own", "num_gpus", "num_nodes")
+Facts = dict[str, dict[str, Any]]  # {arm: arm_process.facts()}
 MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here
 
 
-def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
+def begin(request: dict[str, Any], results: Path, anyway: bool = False, facts: Facts | None = None) -> Path:
     """Writes a plan() and enters its hash into the ledger. Returns the race's folder; no run has started.
 
-    anyway: also on a busy machine and without hope of a verdict. Raises ValueError, also if it cannot be written.
+    anyway: also on a busy machine and without hope of a verdict; facts: as in planned(). Raises ValueError.
     """
-    made, facts = planned(request, results, anyway)
+    made, facts = planned(request, results, anyway, facts)
     agree_on_machine(facts, anyway)
     folder = race_folder.of(results, made["race_id"])
     try:
@@ -45,19 +46,20 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
 
 
 def planned(
-    request: dict[str, Any], results: Path, anyway: bool = False
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    request: dict[str, Any], results: Path, anyway: bool = False, facts: Facts | None = None
+) -> tuple[dict[str, Any], Facts]:
     """Checks every arm by its own code. Returns (the plan, {arm: arm_process.facts()}), and writes nothing.
 
-    request is plan.parse_request()'s; "arms" is removed from it. anyway: also without hope of a verdict. Raises
-    ValueError for what cannot be raced or planned.
+    request is plan.parse_request()'s; "arms" is removed from it. anyway: also without hope of a verdict. facts: of
+    the same arms, by an earlier call; None: ask their code. Raises ValueError for what cannot be raced or planned.
     """
     commits = check(request)
     wanted = request.pop("arms")
     settings = {"n": plan.N, **request}
-    with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
-        code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}
-        facts = arm_process.facts_of_arms(code_and_overrides, results)
+    if facts is None:
+        with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
+            code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}
+            facts = arm_process.facts_of_arms(code_and_overrides, results)
     arms = {name: wanted[name] | {key: known[key] for key in KEPT if key in known} for name, known in facts.items()}
     first = next(iter(facts.values()))
     others = {known["track"] for known in facts.values()} - {first["track"]}

@@ -17,6 +17,7 @@ from bench.plans.referee.search import Decided, Search, Submission
 from bench.record import certificates, ledger, race_folder, run_folder
 from bench.record.rows import row_of
 
+AUDIT_TIMES, AUDIT_SDS = 2.0, 4.0  # an audit's training may take so many times, or exp(SDs), those of the confirmation
 RACE, CONFIRMATION = "race", "confirmation"  # the stages of a submission
 
 
@@ -103,6 +104,8 @@ class Raced:
             if not auditing.passed_here(search.results, record, audit):
                 return "its audit is not in the ledger of audits"
             passed = {kind["kind"] for kind in audit["audits"] if kind["outcome"] == certificates.PASSED}
+            if longer := self._longer_in_audit(audit):
+                return longer
             if missing := [kind for kind in search.calibration.get("audits", ()) if kind not in passed]:
                 return f"it did not pass the audit {missing[0]}, as the champion does"
         loss = against["val_loss"]
@@ -116,6 +119,24 @@ class Raced:
         if loss["verdict"] in ("waived", "not_worse") or (loss["below_target"] or [None, None])[1]:
             return None
         return "its loss is not shown to be no worse"
+
+    def _longer_in_audit(self, audit: certificates.Audit) -> str | None:
+        """Returns a reason to doubt a candidate that trains longer where the data are not the track's.
+
+        It may recognize an audit, train there, and elsewhere print losses without the work for them.
+        """
+        rows = [row_of(run_folder.read(run)) for run in self.runs[1]]
+        if self.search.settings["on"] != "time" or rows[0]["stop_at_target"]:  # which random tokens do not reach
+            return None
+        most_s = max(row["train_s"] or 0.0 for row in rows)
+        limit_s = most_s * max(AUDIT_TIMES, math.exp(AUDIT_SDS * self.search.stop(None)["sd"]))
+        for kind in audit["audits"]:
+            if kind.get("run"):
+                record = run_folder.read(self.search.results / certificates.AUDITS_FOLDER / str(kind["run"]))
+                if (train_s := row_of(record)["train_s"] or 0.0) > limit_s:
+                    both = f"{train_s:.3g} s in its audit {kind['kind']}, {most_s:.3g} s at most in its confirmation"
+                    return f"it trains longer on other data: {both}"
+        return None
 
     def held_out_gain(self) -> float | None:
         """Returns the mean gain of the referee's own loss on the held-out slice; None for scripts or short slices."""
@@ -227,11 +248,11 @@ def replayed(search: Search, submission: Submission) -> str | None:
 def answer(search: Search, submission: Submission) -> dict[str, Any]:
     """Returns the answer to its submitter, without seeds, the held-out slice or the champion's own numbers."""
     decided = submission.decided
+    about = {"submission": submission.number, "submitted": submission.about, "note": submission.note}
     if decided is None:
-        return {"submission": submission.number, "decision": None}
+        return about | {"decision": None}
     gain, is_loss = decided.get("gain"), search.settings["on"] == "loss"
-    return {
-        "submission": submission.number,
+    return about | {
         "decision": decided["decision"],
         "gain_of_metric" if is_loss else "gain_pct": gain if gain is None or is_loss else 100 * -math.expm1(-gain),
         "ci95": decided.get("ci95"),

@@ -18,6 +18,7 @@ from bench.launch.console import say
 from bench.machine.signals import Interrupted
 from bench.plans.audit import short
 from bench.plans.race import arm_process, planning, question, runner, state, worktrees
+from bench.plans.race.planning import Facts
 from bench.plans.referee import deciding
 from bench.plans.referee import search as searches
 from bench.plans.referee import submission as submissions
@@ -188,8 +189,8 @@ def work(search: Search) -> Search:
 def _decide(search: Search, submission: Submission) -> Search:
     number = submission.number
     try:
-        _refuse(search, submission)
-        _sequential_race(search, submission, RACE, search.stop(None), ["B"])
+        facts = _refuse(search, submission)
+        _sequential_race(search, submission, RACE, search.stop(None), ["B"], facts)
         derived = deciding.derive(search, submission)
         if derived.needs_confirmation:
             if submission.level is None:
@@ -252,7 +253,9 @@ def _by_its_code(search: Search, arm: Arm, program: Sequence[str], arguments: Se
     return tail.rpartition("\n")[2]
 
 
-def _sequential_race(search: Search, submission: Submission, stage: str, stop: Stop, warm_ups: list[str]) -> None:
+def _sequential_race(
+    search: Search, submission: Submission, stage: str, stop: Stop, warm_ups: list[str], facts: Facts | None = None
+) -> None:
     """Runs the race of a stage, unless the budget is spent. warm_ups: the arms whose compile cache may be cold."""
     last = searching.most_rounds(stop)
     settings = {"n": last, "sequential": {"first": 1, "last": last, "stop": stop, "warm_ups": warm_ups}}
@@ -260,7 +263,7 @@ def _sequential_race(search: Search, submission: Submission, stage: str, stop: S
     if search.spent_s > search.settings["budget_s"] and not deciding.folder_of(search, name):
         return
     try:
-        _race(search, name, search.champion, submission.arm, settings)
+        _race(search, name, search.champion, submission.arm, settings, facts)
     except ValueError as error:
         folder = deciding.folder_of(search, name)
         if folder is None:
@@ -269,14 +272,16 @@ def _sequential_race(search: Search, submission: Submission, stage: str, stop: S
             runner.finish(folder, search.results, "abandoned", str(error))
 
 
-def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -> tuple[Path, race_folder.Race]:
-    """Runs the race of this name to its end: plans it unless it is planned, and resumes it unless it has ended."""
+def _race(
+    search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any], facts: Facts | None = None
+) -> tuple[Path, race_folder.Race]:
+    """Runs the race of this name to its end: plans it (facts: of planned()), or resumes it unless it has ended."""
     folder, is_new = deciding.folder_of(search, name), False
     if folder is None:
         saves = [SAVE] if not name.endswith(RACE) and submissions.program_of(a) is None else []
         request: dict[str, Any] = {"arms": _arms(a, b, saves), "name": f"{search.name}-{name}"}
         request |= {"on": search.settings["on"], "first_seed": secrets.randbelow(MAX_SEED), **settings}
-        folder, is_new = planning.begin(request, search.results, anyway=True), True
+        folder, is_new = planning.begin(request, search.results, True, facts), True
     planning.enter(folder, search.results)
     if state.read(folder, search.results).has_ended:  # race.json alone may be that of a process that was killed then
         return folder, race_folder.read(folder)
@@ -293,10 +298,10 @@ def _arms(a: Arm, b: Arm, also: Sequence[str] = ()) -> dict[str, Arm]:
     return {"A": {**a, "overrides": overrides[0]}, "B": {**b, "overrides": overrides[1]}}
 
 
-def _refuse(search: Search, submission: Submission) -> None:
-    """Runs the checks before any race. Raises Refused with what to mend."""
+def _refuse(search: Search, submission: Submission) -> Facts | None:
+    """Runs the checks before any race. Returns facts for its plan, None if it has one. Raises Refused: what to mend."""
     if deciding.folder_of(search, f"{submission.number}-{RACE}"):
-        return  # it has passed these checks
+        return None
     program = submissions.program_of(submission.arm)
     for path in sorted(program.root.rglob("*.py")) if program else ():
         try:
@@ -322,3 +327,4 @@ def _refuse(search: Search, submission: Submission) -> None:
     check_s, run_s = search.calibration.get("check_s"), search.calibration["run_s"]
     if check_s and (why := _short_run(search, str(submission.number), submission.arm, check_s, run_s)):
         raise Refused(why)
+    return facts
