@@ -343,6 +343,7 @@ def test_the_verdict_says_of_which_rank_it_is_and_where_there_is_no_device(tmp_p
             "cute::tuple<cute::C<1>, cute::C<128> >, 128>, flash::Epilogue<cute::tuple<cute::C<128> > > > > >(Params)",
             "cutlass::device_kernel<flash::FlashAttnFwdSm90<…>>",
         ),
+        ("kernel<4, at::native::gpu_kernel_impl_nocast<Add<c10::BFloat16> > >(int)", "kernel<4, Add<BFloat16>>"),
         ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
         ("triton_poi_fused_add_mul_6", "triton_poi_fused_add_mul_6"),
         ("<built-in method run_backward of torch._C._EngineBase object at 0x7f6a23a6fc70>", "run_backward (built-in)"),

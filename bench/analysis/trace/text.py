@@ -27,7 +27,7 @@ BOILERPLATE = re.compile(
 )
 BUILT_IN = re.compile(r"<built-in (?:method|function) (\w+)[^>]*>")  # with the address of an object
 SHAPES = re.compile(r"(\[[\d, ]*\])(?: \1)+")  # repeated shapes of an operator's arguments
-GUARD = re.compile(r"flash::enable_\w+<(.*)>")  # a guard of the architecture around the kernel itself
+GUARD = re.compile(r"(?:flash::enable_\w+|gpu_kernel_impl\w*)<(.*)>")  # what wraps a kernel, or its function
 LAMBDA = re.compile(r"(?:\([^()]*\))?(?:::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\))?(?: const)?)+")
 
 
