@@ -48,6 +48,26 @@ def parts_ns(answer, rank="0"):
     return {line["part"]: line["sum_ns"] for line in answer["ranks"][rank]["parts"]}
 
 
+def test_the_first_lines_say_that_the_host_is_the_critical_path_and_what_costs_it_most(tmp_path):
+    kernels = [*launched("my_kernel", 60, 30, 58, 1), *launched("tiny_kernel", 90.5, 0.05, 59, 2, call_dur=0.5)]
+    path = write(tmp_path / "a.json", [step(1, 0, 91), event("cpu_op", "aten::addmm", 0, 60), *kernels], **H100)
+    text = str(api_traces.explain(path)).splitlines()
+    host = "  The host is the critical path: the device waits 0.060 of 0.091 ms for its host, most in aten::addmm 0.058"
+    assert text[1].startswith(host) and "a CUDA graph" in text[1]
+    first, *others = account.explain_ranks(load.load_all([path]))["next"]
+    assert (first["what"], first["gain_ms"]) == ("aten::addmm", 0.058)  # also before the first call that was recorded
+    assert any("more line" in line for line in text) and not any("host: tiny_kernel" in line for line in text)
+
+
+def test_records_of_the_ladder_are_named_for_traces_with_attention_and_a_loss(tmp_path):
+    product = [event("cpu_op", "aten::mm", 10, 4, **SMALL), *launched("gemm", 20, 10, 12, 1)]
+    others = [*launched("flash_fwd_kernel", 32, 8, 15, 2), *launched("nll_loss_forward", 42, 8, 17, 3)]
+    for events, records in ((product, []), (product + others, ["r10"])):
+        lines = explained(tmp_path / "a.json", [step(1, 0, 100), *events], **H100)["next"]
+        [product_line] = [line for line in lines if line["part"] == parts.SLOWER]
+        assert product_line["ladder"] == records
+
+
 def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
     answer = explained(tmp_path / "a.json", one_step(), **H100)
     # 2 * 1024**3 FLOP / 989e12 FLOP/s = 2.171 us; its bytes, 3 * 2 MiB / 3.35e12 bytes/s, would take 1.878 us

@@ -67,17 +67,17 @@ BUDGET = {
     "data": 1_763,
     "record": 7_311,
     "web": 1_202,
-    "analysis": 8_331,
+    "analysis": 8_384,
     "training": 8_717,
     "compare": 3_291,
     "launch": 6_941,
     "report": 4_233,
     "plans": 8_941,
     "claims": 3_109,
-    "api": 1_355,
+    "api": 1_348,
     "cli": 4_344,
     "models": 3_472,
-    "tests": 53_640,
+    "tests": 53_660,
 }
 SLACK = 250
 

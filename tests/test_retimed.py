@@ -159,15 +159,15 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
 
 @needs_shared
 @pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank"])
-def test_a_gain_above_a_lines_own_time_is_that_of_one_rank_for_which_the_others_wait_and_the_line_says_so(name):
+def test_a_gain_above_a_lines_own_time_names_the_rank_with_most_of_it(name):
     answer = account.explain_ranks(load.load_all(load.find(SHARED / "files" / name)))
     above = [line for line in answer["next"] if line["gain_ms"] > line["most_ms"] * (1 + 1e-9)]
     shown = str(document.from_accounts({name: answer}))
-    assert above and shown.count("for which the others wait") == len(above)
+    assert above and shown.count("and ranks wait for each other") == len(above)
     for line in above:
         late, own_ms = line["of_rank"]
-        assert late == {"modded_8xh100": 1, "param_dlrm_8rank": 7}[name] and line["gain_ms"] <= own_ms
-        assert f"; {own_ms:.3f} on rank {late}, for which the others wait" in shown
+        assert late in {"modded_8xh100": [1], "param_dlrm_8rank": [5, 6, 7]}[name] and line["gain_ms"] <= own_ms
+        assert f"; {own_ms:.3f} on rank {late}, and ranks wait for each other" in shown
 
 
 @needs_shared

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bench.analysis.explain import account
 from bench.analysis.explain import document as explain_document
-from bench.analysis.explain.explained import (
-    Options,
-    are_of_one_job,
-    explain_paths,
-    explain_record,
-    first_traced,
-    has_trace,
-)
+from bench.analysis.explain.explained import Options, explain_paths, explain_record, first_traced, has_trace
 from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
 from bench.api.answers import Answer
@@ -111,7 +104,7 @@ def _jobs_to_explain(names: list[str]) -> list[Job]:
     known = jobs(names)
     if len(names) == 2 and len(known) == 1 and len(known[0][1]) == 2:
         files = known[0][1]
-        if all(path.is_file() for path in files) and not are_of_one_job(files):
+        if all(path.is_file() for path in files) and not load.are_of_one_job(files):
             return [(name, [path]) for name, path in zip(names, files)]
     return known
 

@@ -1,7 +1,7 @@
 """Accounts for the steps of one job's ranks, the --json answer of ./run.sh explain, and compares two accounts.
 
     {"of": "device" | "host" | "record", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness",
-     "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...],
+     "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...], "host": {...},
      "doubts": sentences on damage of the ranks' files, by which these times may be wrong}
 
 step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
@@ -11,6 +11,9 @@ rank have "sum_ns" instead, integers that add up to its "step_sum_ns" exactly.
 lateness: which rank the others wait for, what it does longer than they do, and how long their step would be without
 that.  The rank that comes last to a collective has the shortest kernel (bench/analysis/trace/skew.py).  The reason is
 what its account has more of than the median of the others, apart from waiting, of which a late rank has little.
+
+host: what the device waits for its host, {"ms", "part": the one with most of it, "most": [{"what", "ms"}], the three
+names that cost most}; None if no device was timed.
 """
 
 import collections
@@ -118,9 +121,23 @@ def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> d
         "ranks": by_rank,
         "lateness": _lateness(accounts),
         "is_retimed": graph is not None,
+        "host": _waits_for_host(accounts) if of == "device" else None,
         "next": ranking.of({number: account.pieces for number, account in accounts.items()}, step_ms, graph),
         "doubts": list(_doubts(accounts)),
     }
+
+
+def _waits_for_host(accounts: Accounts) -> dict[str, Any]:
+    """Returns "host" of an answer: means over the ranks."""
+    part_ms, name_ms = (collections.defaultdict[str, float](float) for _ in range(2))
+    for account in accounts.values():
+        for piece, ns in account.pieces.total().items():
+            if piece.part in parts.BY_HOST:
+                ms = account.pieces.mean_ms(ns) / len(accounts)
+                part_ms[piece.part] += ms
+                name_ms[f"{'launch ' * (piece.part == parts.LAUNCH)}{piece.what or piece.where}"] += ms
+    most = [{"what": what, "ms": ms} for what, ms in sorted(name_ms.items(), key=lambda item: -item[1])[:3]]
+    return {"ms": sum(part_ms.values()), "part": max(part_ms, key=part_ms.__getitem__, default=None), "most": most}
 
 
 def _doubts(accounts: Accounts) -> Iterator[str]:

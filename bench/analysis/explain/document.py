@@ -23,6 +23,8 @@ MAX_TITLE_CHARS = 200
 MAX_WHAT_CHARS = 90  # an operator with its shapes is long, and a page wraps it
 MAX_TRACE_BYTES = 32 * MIB  # larger traces of a run are not read for its page, as it would take longer than seconds
 MAX_OUTSIDE, NUM_CAUSES = 3, 2
+MIN_HELD_FRAC = 0.1  # share of the step: what holds up less is no verdict
+MIN_GAIN_PCT = 0.1  # of the step: lines of the ranking that gain less are counted, not shown
 MIN_LATE_FRAC = 0.01  # share of the step: a rank that delays the others by less is not named
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
 KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
@@ -90,7 +92,21 @@ def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
         for kind in ("limit", "unknown", "above")
     )
     step = f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}"
-    return Verdict(f"{step}, {limit} is roofline time, {unbound} is not modelled and {rest} is overhead.", "")
+    sentence = f"{step}, {limit} is roofline time, {unbound} is not modelled and {rest} is overhead."
+    return Verdict(sentence, "", notes=list(_critical(answer)))
+
+
+def _critical(answer: dict[str, Any]) -> Iterator[str]:
+    """Yields what holds up much of the step besides the device's own work: its host, or another rank."""
+    host, step_ms = answer["host"], answer["step_ms"]
+    if host and host["ms"] >= MIN_HELD_FRAC * step_ms:
+        critical = "The host is the critical path: the" if 2 * host["ms"] > step_ms else "The"
+        most = ", ".join(f"{short(line['what'])} {_ms(line['ms'])}" for line in host["most"])
+        waits = f"{critical} device waits {_ms(host['ms'])} of {_ms(step_ms)} ms for its host, most in {most}"
+        yield f"{waits}. What may help: {ranking.ADVICE[host['part']]}."
+    for line in answer["lateness"][:1]:
+        if line["wait_ms"] >= MIN_HELD_FRAC * step_ms:
+            yield f"Rank {line['rank']} is late: the others wait {_ms(line['wait_ms'])} of {_ms(step_ms)} ms for it."
 
 
 def _account(answer: dict[str, Any]) -> list[Block]:
@@ -134,10 +150,15 @@ def _kind(line: Mapping[str, Any]) -> Kind:
 
 def _next(answer: dict[str, Any]) -> list[Block]:
     """Returns the ranking, then advice and the records that gained in such places."""
-    known = [line for line in answer["next"] if line["part"] not in parts.NO_BOUND]
-    others = [line for line in answer["next"] if line["part"] in parts.NO_BOUND]
+    shown = [line for line in answer["next"] if line["gain_pct"] >= MIN_GAIN_PCT]
+    known = [line for line in shown if line["part"] not in parts.NO_BOUND]
+    others = [line for line in shown if line["part"] in parts.NO_BOUND]
+    num_more = len(answer["next"]) - len(shown)
+    took_ms = sum(line["most_ms"] for line in answer["next"]) - sum(line["most_ms"] for line in shown)
+    lines = text_table.counted(num_more, "more line")
+    more = f"{lines}, {_ms(took_ms)} ms together, would save less than {MIN_GAIN_PCT} % of the step."
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in known + others)
-    records = ranking.legend(known + others)
+    records = ranking.legend(shown)
     again = "; what would then hold up the step instead is counted" if answer.get("is_retimed") else ""
     about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
     return [
@@ -148,6 +169,7 @@ def _next(answer: dict[str, Any]) -> list[Block]:
             others,
             "unknown",
         ),
+        Lines([more] if num_more else [], is_soft=True),
         Section("What may help", [Bullets(list(hints))] if hints else [], is_folded=True),
         Section("What people did about it", [about, Bullets(records)] if records else [], is_folded=True),
     ]
@@ -161,7 +183,7 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
         gain, count = (gain if gain == alone else f"{gain} of {alone}"), f"{line['count']:.1f} a step"
         why = ""
         if line["gain_ms"] > line["most_ms"] * (1 + 1e-9):
-            why = "; {1:.3f} on rank {0}, for which the others wait".format(*line["of_rank"])
+            why = "; {1:.3f} on rank {0}, and ranks wait for each other".format(*line["of_rank"])
         gain = f"{gain} ({line['gain_pct']:.1f} %)"
         bars.append(Bar(evidence(line) + why + records, 0.0, line["gain_ms"], gain, kind, count))
     return Waterfall(title, about, bars, has_sentences=True)

@@ -115,12 +115,6 @@ def has_trace(paths: Sequence[Path]) -> bool:
         return False
 
 
-def are_of_one_job(files: Sequence[Path]) -> bool:
-    """Returns whether every trace file says its rank, and all of them differ."""
-    ranks = [load.load(path).rank for path in files]
-    return None not in ranks and len(set(ranks)) == len(ranks)
-
-
 def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
     """Adds the recorded events of the run in folder to the main threads of its traces, as ranges.
 

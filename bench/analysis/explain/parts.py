@@ -21,6 +21,7 @@ BETWEEN, DEPENDENCY, LAUNCH = "between kernels", "waiting for a stream or event"
 HOST, SYNC, GARBAGE, LOADER, UNKNOWN = "host", "synchronisation", "garbage collection", "loader", "unknown"
 COMPILATION = "compilation"
 LIMIT = (ARITHMETIC, BANDWIDTH, WIRE, LATENCY)
+BY_HOST = (LATENCY, LAUNCH, HOST, SYNC, COMPILATION, GARBAGE, LOADER)  # an idle device waits for its host
 NO_BOUND = (SEEN, PRODUCTS, OPTIMIZER, UNBOUND)
 MEANING = {  # part: what it holds
     ARITHMETIC: "matrix products and attention, as if each ran at the device's peak rate for its precision",

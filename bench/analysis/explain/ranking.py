@@ -8,7 +8,8 @@ what lies above that; a collective at its bandwidth, which could be hidden, and 
 bound come last, as most of their time may be needed.
 
 A line names the records of models/ladder/ that gained at such a place, by the part of the account and by the name of
-its kernel or operator.  Records that shared work among ranks are not named for a single rank.
+its kernel or operator, if attention and a loss are among these: the ladder trained a language model.  Records that
+shared work among ranks are not named for a single rank.
 """
 
 import collections
@@ -45,7 +46,7 @@ ADVICE = {
     parts.BETWEEN: "fewer kernels: fuse them, or a CUDA graph",
     parts.DEPENDENCY: "let the streams wait for less",
     parts.LAUNCH: "launch less or earlier: torch.compile, a CUDA graph",
-    parts.HOST: "take it out of the step, or let the device have work meanwhile",
+    parts.HOST: "torch.compile or a CUDA graph for many small operators; else take it out of the step",
     parts.SYNC: "do not read from the device, or wait for a thread, within the step",
     parts.COMPILATION: "keep shapes and arguments as they were in warm-up, or mark them dynamic",
     parts.GARBAGE: "freeze or disable the collector, collect between steps",
@@ -75,6 +76,8 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
                 origin, count = origin_of(piece), pieces.count[piece] / len(pieces.steps)
                 shares[origin].append((number, piece, pieces.mean_ms(ns), count))
                 changes[origin].setdefault(number, []).extend(pieces.changes[piece])
+    names = {piece.what for pieces in pieces_by_rank.values() for piece in pieces.count if piece.what}
+    is_like_ladder = {categories.ATTENTION, categories.LOSS} <= set(map(_kind, names))
     lines = [(_line(origin, known, len(pieces_by_rank)), changes[origin]) for origin, known in shares.items()]
     lines.sort(key=lambda item: -item[0]["most_ms"])
     groups = ([item for item in lines if (item[0]["part"] in parts.NO_BOUND) == unbound] for unbound in (False, True))
@@ -89,6 +92,7 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
     for group in (bounded, unbounded):
         ranked += sorted((line for line, _ in group), key=lambda line: -line["gain_ms"])[:NUM_LINES]
     for line in ranked:
+        line["ladder"] = records_for(line["part"], line["what"], len(pieces_by_rank)) if is_like_ladder else []
         line["gain_pct"] = 100 * line["gain_ms"] / step_ms if step_ms else 0.0
     return ranked
 
@@ -118,7 +122,6 @@ def _line(origin: Origin, shares: Sequence[Share], num_ranks: int) -> dict[str, 
         "of_rank": (most, rank_ms[most]),
         "count": max(counts.values()) / num_ranks,
         "advice": ADVICE[part],
-        "ladder": records_for(part, what, num_ranks),
     }
 
 
@@ -147,12 +150,17 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
         return _records_of_product(what)
     if ACTIVATION.search(name):
         return ["r28"]  # and record 27
-    kind = categories.category(name if name.startswith("aten::") else what)
+    kind = _kind(what)
     if kind == categories.ATTENTION:
         return ["r12", "r13", "r20", "r29"]
     if kind == categories.LOSS:
         return [] if what.endswith("bfloat16") else ["r37"]
     return ["r10"] if part == parts.SLOWER and what.endswith("float32") else []
+
+
+def _kind(what: str) -> str:
+    name = what.split(" ")[0]
+    return categories.category(name if name.startswith("aten::") else what)
 
 
 def _records_of_product(what: str) -> list[str]:

@@ -219,11 +219,11 @@ class Graph:
         assert self.order is not None
         times = list(np.zeros((len(self.needs), len(changes)), np.int64))
         for node in self.order:
-            needs, moment = self.needs[node], times[node]
-            if not needs:
-                moment[:] = self.at_ns[node]
+            needs, moment, less = self.needs[node], times[node], shortened_ns.get(node)
+            if not needs:  # such as the host's first moment, which comes earlier by what the step did before it
+                moment[:] = self.at_ns[node] - (0 if less is None else less)
                 continue
-            (first, delay), less = needs[0], shortened_ns.get(node)
+            first, delay = needs[0]
             np.add(times[first], delay, out=moment)
             is_return = node in self.begin_of_return
             if less is not None and not is_return:

@@ -1,5 +1,6 @@
 """Reads trace files as Ranks.  Large files of one job are read by one process each."""
 
+import collections
 import concurrent.futures
 import contextlib
 import gc
@@ -30,6 +31,16 @@ def load(path: str | Path) -> Rank:
     if not collector.num_events and source.cut is None and not source.head and not source.tail:
         raise NoTrace(f"{path}: it is not a Kineto trace: it has no events")
     return Rank(path, collector.finish(), source.head, source.tail, source.cut)
+
+
+def are_of_one_job(files: Sequence[Path]) -> bool:
+    """Returns whether every trace file says its rank, and all of them differ.  Decodes no event."""
+    ranks = []
+    for path in files:
+        source = Source(path)
+        collections.deque(source.chunks(), maxlen=0)  # the rank may be after the events
+        ranks.append(Rank(path, Collector().finish(), source.head, source.tail, source.cut).rank)
+    return None not in ranks and len(set(ranks)) == len(ranks)
 
 
 def load_all(paths: Sequence[str | Path]) -> list[Rank]:
