@@ -7,14 +7,17 @@ import json
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
+import real_runs
 import torch
 from benchmarks import gpu, rows
 from benchmarks.gpu import NanoGPT, Setting, Track3
 
 from bench.base.paths import REPO
+from bench.machine import processes
 from models.gpt2 import GPT2
 
 
@@ -76,6 +79,15 @@ def test_a_measurement_that_is_cut_off_leaves_the_rows_of_the_rounds_that_ended(
     own.speed(session)
     assert [row["what"] for row in json.loads((tmp_path / "checks.json").read_text())] == ["a / b"]
     assert not session.is_whole
+
+
+def test_what_a_session_on_a_gpu_has_started_ends_if_it_is_killed(tmp_path):
+    command = [sys.executable, ".ci/gpu", "speed", "--rehearse", f"--out={tmp_path}"]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.DEVNULL) as session:
+        (child,) = real_runs.wait_for(lambda: processes.children(session.pid), 60)
+        real_runs.wait_for(lambda: b"tests/benchmarks" in Path(f"/proc/{child}/cmdline").read_bytes(), 60)
+        session.kill()
+    real_runs.wait_for(lambda: processes.start_ticks(child) is None, 30)
 
 
 @pytest.mark.slow

@@ -189,6 +189,8 @@ def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
     tries.loss_of = lambda arm, seed: 2.75 + 0.001 * (seed % 11) - 0.5 * tries.gain()
     search, decided = tried(begun(tries, on="loss", effect=None), "optim.beta2=0.92")
     assert decided["decision"] == "keep" and decided["gain"] == pytest.approx(0.01)
+    orders = [race_folder.read(race_folder.of(search.results, name))["order"] for name in decided["races"]]
+    assert not any(place["discarded"] for order in orders for place in order)  # a loss needs no warm-up
     tries.losses_of = lambda arm, seed: {0: 5.6, 60: 3.2, 120: 2.5} if tries.gain() > 0.025 else None
     add = tries.results.add
     tries.results.add = lambda *args, **facts: add(*args, train_loss=3.0 if "losses" in facts else None, **facts)

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import claimed
@@ -12,6 +14,7 @@ import scripted
 from test_sandbox import needs_one
 
 from bench.cli.main import main as bench
+from bench.machine import processes
 from bench.record import validity
 
 STEPS = """
@@ -81,6 +84,42 @@ def test_what_kills_its_guard_and_its_launcher_leaves_nothing_and_ends_its_race(
     assert "of B" in out and "(process " in out
     if num_killed == 1:
         assert [run["failure"]["kind"] for run in runs if run["failure"]] == ["processes_left"]
+
+
+STARVED = """
+import os, time
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # the least share of a core
+print(flush=True)
+time.sleep(99)
+"""
+HEADLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=[99]).start()
+print(flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize(("code", "is_killed", "num_named"), [(STARVED, True, 0), (HEADLESS, False, 5)])
+def test_what_goes_on_without_its_first_thread_is_named_and_not_what_dies_slowly(
+    monkeypatch, code, is_killed, num_named
+):
+    """Five processes share a core with one that keeps it busy."""
+    monkeypatch.setattr(processes, "DIES_WITHIN_S", 0.0)
+    on_a_core = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-I", "-S", "-c"]
+    with subprocess.Popen([*on_a_core, BURNS]) as busy, processes.strays() as end_strays:
+        started = [subprocess.Popen([*on_a_core, code], stdout=subprocess.PIPE) for _ in range(5)]
+        for process in started:
+            with process.stdout:
+                assert process.stdout.readline()
+        if is_killed:
+            processes.signal_all([process.pid for process in started], signal.SIGKILL)
+        names = end_strays()
+        assert not processes.children() & {process.pid for process in started}
+        busy.kill()
+        for process in started:
+            process.wait()  # it knows that another has reaped it
+    assert len(names) == num_named
 
 
 def test_what_burns_in_one_arms_runs_alone_is_named_and_times_are_not_compared(tmp_path, capsys):

@@ -131,7 +131,7 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
     except OSError as error:
         print(errno.errorcode[error.errno], end=" ")
 """
-    assert confined(code) == (0, "ENOSYS ENOSYS ENOSYS ENOSYS ENOSYS EAFNOSUPPORT EAFNOSUPPORT ", None)
+    assert confined(code) == (0, "ENOSYS ENOSYS ENOSYS ENOSYS ENOSYS ENOSYS EAFNOSUPPORT EAFNOSUPPORT ", None)
 
 
 def test_it_leaves_no_program_that_others_could_run_with_its_owners_rights(confined):

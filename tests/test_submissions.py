@@ -163,6 +163,9 @@ def test_a_model_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
         overrides += ["hardware.sandbox=true"]
         folder = real_runs.run(results, *overrides, **env)
     assert not arm_process.ask(real_runs.REPO, overrides, os.environ | env).get("refused")  # as a race is planned
+    absolute = f"model.arch={tmp_path / 'spy.py'}:Spy"
+    with pytest.raises(ValueError, match="no private path"):  # and no rank has imported torch for it
+        arm_process.ask(real_runs.REPO, [*overrides, absolute], os.environ | env)
     lines = (folder / "logs/rank0.log").read_text().splitlines()
     seen, (val_bytes,) = json.loads(next(line for line in lines if line.startswith("SPY ")).removeprefix("SPY "))
     assert seen == [] and val_bytes == 1024 + 2 * (8192 + 1)  # what is held out is not in the sandbox

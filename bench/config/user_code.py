@@ -33,6 +33,7 @@ TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script
 OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")
 APART = ("data", "records")  # linked, but not part of the identity: data, and runs of others
 REVISIONS = "revisions"  # parent of script.rev's folders, whose links lead to what git does not track: no sources
+RELATIVE = "a record keeps the name and no private path: write it relative to the current folder"
 MAX_FILES, MAX_DEPTH = 400, 4  # limits of the sources of a script without a root
 MAX_ROOT_FILES = 4000  # sources below a root; more are refused
 MAX_BYTES = 2**20  # size of a source file
@@ -88,8 +89,7 @@ def load(where: str, import_path: str) -> Any:
     if not name.isidentifier():
         raise ValueError(f"{where}={import_path}: write my_model.py:Net, or my_package.my_model:Net")
     if os.path.isabs(os.path.expanduser(module_name)):
-        remedy = "a record keeps the name and no private path: write it relative to the current folder"
-        raise ValueError(f"{where}={import_path}: {remedy}")
+        raise ValueError(f"{where}={import_path}: {RELATIVE}")
     try:
         module = _module(module_name)
     except Exception as error:  # whatever the user's file raises while it is imported

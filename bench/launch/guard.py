@@ -23,7 +23,6 @@ import time
 from bench.machine import processes
 
 GOODBYE, STOP = b".", b"s"
-WAKE_AFTER_S = 1.0  # after SIGTERM, stopped processes, which have not received it yet, are continued
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 GONE_WITHIN_S = 30.0  # for killed processes to disappear; one that waits for a dead disk or driver takes longer
 LOOK_EVERY_S = 0.1  # polling interval while processes are being ended
@@ -113,7 +112,7 @@ def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int
         since_s = 0.0 if stopped_s is None else time.monotonic() - stopped_s
         if since_s > GRACE_S:
             break
-        if since_s > WAKE_AFTER_S and not is_woken:
+        if since_s > processes.WAKE_AFTER_S and not is_woken:
             is_woken = True
             processes.signal_all(processes.descendants(os.getpid()), signal.SIGCONT)
         orders.wait(None if stopped_s is None else LOOK_EVERY_S)

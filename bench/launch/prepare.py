@@ -196,6 +196,8 @@ def _check_sandbox(config: schema.Config) -> None:
         why = "a script has script.sandbox=true instead"
     elif config.hardware.nodes or config.checkpoint.every_min is not None or config.resume:
         why = f"{kind} has no network for hardware.nodes, and no checkpoints to resume from"
+    elif absolute := [path for path in user_code.import_paths(schema.to_dict(config)) if path[0] in "/~"]:
+        why = f"{absolute[0]}: {user_code.RELATIVE}"  # a rank would refuse it only after it has imported torch
     if why:
         raise ValueError(f"hardware.sandbox=true: {why}")
 

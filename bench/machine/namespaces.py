@@ -25,8 +25,8 @@ SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 LAST_CAPABILITY = 63
 IS_X86 = os.uname().machine == "x86_64"  # else arm64
 AUDIT_ARCH, SECCOMP, SOCKET = (0xC000003E, 317, 41) if IS_X86 else (0xC00000B7, 277, 198)
-# add_key, request_key, keyctl; shmget, whose memory belongs to no process; io_uring_setup
-REFUSED_CALLS = (248, 249, 250, 29, 425) if IS_X86 else (217, 218, 219, 194, 425)
+# add_key, request_key, keyctl; shmget, whose memory belongs to no process; io_uring_setup; ptrace, for debuggers
+REFUSED_CALLS = (248, 249, 250, 29, 425, 101) if IS_X86 else (217, 218, 219, 194, 425, 117)
 # {chmod, fchmod, fchmodat, fchmodat2: which of its arguments is the mode}
 MODE_CALLS = {90: 1, 91: 1, 268: 2, 452: 2} if IS_X86 else {52: 1, 53: 2, 452: 2}
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # confined by a network namespace

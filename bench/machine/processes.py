@@ -21,8 +21,9 @@ from bench.machine.signals import held
 WITHIN = "SPEEDRUN_WITHIN"  # set for ranks: the program below which they run (nsys), their parent
 LOOK_EVERY_S = 1.0  # if the kernel cannot wake us
 END_LOOK_S = 0.05
-DIES_WITHIN_S = 1.0  # after its parent, for a process that called die_with_parent()
-WAKE_AFTER_S = 1.0  # after SIGTERM, which a stopped process has not received
+DIES_WITHIN_S = 10.0  # after its parent: torch's DataLoader workers look every 5 s whether theirs is there
+PF_EXITING = 4  # of linux/sched.h, in field 9 of /proc/PID/stat
+WAKE_AFTER_S = 1.0  # from SIGTERM to SIGCONT for stopped processes, which have not received it
 
 
 @contextlib.contextmanager
@@ -156,21 +157,21 @@ def adopt_orphans(adopts: bool = True) -> None:
 def strays() -> Iterator[Callable[[], list[str]]]:
     """with strays() as end_strays: ...   Inside, orphaned descendants of this process become its children.
 
-    end_strays() ends them; returns "NAME (process PID)" of each one that did not end by itself with its parent.
+    end_strays() ends them; returns "NAME (process PID)" of each one that did not end by itself soon after its parent.
     """
     elders = children()
     adopt_orphans()
 
     def end_strays() -> list[str]:
         until_s, names = time.monotonic() + DIES_WITHIN_S, dict[int, str]()
-        while left := {pid for pid in children() - elders if _is_running(pid)}:
-            if time.monotonic() > until_s:
-                for pid in left - names.keys():
-                    with contextlib.suppress(OSError):
-                        names[pid] = f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})"
-                signal_all(left.union(*map(descendants, left)), signal.SIGKILL)
+        while left := children() - elders:
+            going_on = {pid for pid in left if time.monotonic() > until_s and not _is_dying(pid)}
+            for pid in going_on - names.keys():
+                with contextlib.suppress(OSError):
+                    names[pid] = f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})"
+            signal_all(going_on.union(*map(descendants, going_on)), signal.SIGKILL)
             one_has_ended([*left], END_LOOK_S)
-        reap(children() - elders)
+            reap(left)
         return list(names.values())
 
     try:
@@ -179,10 +180,14 @@ def strays() -> Iterator[Callable[[], list[str]]]:
         adopt_orphans(False)
 
 
-def _is_running(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return stat_fields(pid)[0] not in "ZX"
-    return False
+def _is_dying(pid: int) -> bool:
+    """Whether every thread of a process ends or has SIGKILL pending: it may still wait for a core, or for a disk."""
+    for thread in Path(f"/proc/{pid}/task").glob("*"):  # none once it is gone
+        with contextlib.suppress(OSError):
+            fields = (thread / "stat").read_text().rpartition(")")[2].split()
+            if not int(fields[6]) & PF_EXITING and not int(fields[28]) & 1 << signal.SIGKILL - 1:
+                return False
+    return True
 
 
 def children(pid: int | None = None) -> set[int]:

@@ -8,7 +8,6 @@ measure() starts a process a rank: torchrun -m benchmarks.gpu_ranks FILE WORLD_S
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ import torch
 from bench.base.paths import REPO
 from bench.data import shards
 from bench.launch.prepare import prepare
+from bench.machine import processes
 from bench.training import distributed
 from bench.training.clock import marks_for
 from bench.training.instruments.base import InstrumentSet
@@ -44,9 +44,10 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
         command = [sys.executable, *torchrun, "-m", "benchmarks.gpu_ranks", *arguments]
         env = {"OMP_NUM_THREADS": "1"} | os.environ  # as torchrun would set it, after six lines of stars
         env["PYTHONPATH"] = os.pathsep.join((str(REPO), str(REPO / "tests")))
-        done = subprocess.run(command, cwd=REPO, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
-        if done.returncode or not path.exists():
-            raise RuntimeError(f"benchmarks.gpu_ranks ended with {done.returncode}: what its ranks say is above")
+        with processes.child(command, REPO, env, sys.stderr, 10.0) as torchrun:
+            code = torchrun.wait()
+        if code or not path.exists():
+            raise RuntimeError(f"benchmarks.gpu_ranks ended with {code}: what its ranks say is above")
         return rows(json.loads(path.read_text()), f"{world_size} x {where}")
 
 
@@ -68,6 +69,7 @@ def step_ms(name: str, seconds: list[float], num_block_steps: int, where: str) -
 
 def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: str) -> None:
     """One rank: build and warm all contestants, run the rounds; rank 0 writes {name: seconds} to path."""
+    processes.die_with_parent()
     shared = ["track=free", f"hardware.num_processes={world_size}", *overrides]
     jobs = {
         f"{model}, {reducer}": prepare([*shared, *settings, f"hardware.reducer={kind}"])

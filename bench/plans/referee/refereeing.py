@@ -190,13 +190,13 @@ def _decide(search: Search, submission: Submission) -> Search:
     number = submission.number
     try:
         facts = _refuse(search, submission)
-        _sequential_race(search, submission, RACE, search.stop(None), ["B"], facts)
+        _run_stage(search, submission, RACE, search.stop(None), facts)
         derived = deciding.derive(search, submission)
         if derived.needs_confirmation:
             if submission.level is None:
                 search = searches.append(search, "confirming", submission=number, level=search.next_level())
                 submission = search.submissions[number]
-            _sequential_race(search, submission, CONFIRMATION, search.stop(submission.level), [])
+            _run_stage(search, submission, CONFIRMATION, search.stop(submission.level))
         if submission.level is not None:  # also if a kill came between a confirmation's end and its audit
             folder = deciding.folder_of(search, f"{number}-{CONFIRMATION}")
             if folder and (raced := Raced(search, folder)).finding["outcome"] == searching.KEEP:
@@ -253,11 +253,10 @@ def _by_its_code(search: Search, arm: Arm, program: Sequence[str], arguments: Se
     return tail.rpartition("\n")[2]
 
 
-def _sequential_race(
-    search: Search, submission: Submission, stage: str, stop: Stop, warm_ups: list[str], facts: Facts | None = None
-) -> None:
-    """Runs the race of a stage, unless the budget is spent. warm_ups: the arms whose compile cache may be cold."""
+def _run_stage(search: Search, submission: Submission, stage: str, stop: Stop, facts: Facts | None = None) -> None:
+    """Runs the race of a stage, unless the budget is spent."""
     last = searching.most_rounds(stop)
+    warm_ups = ["B"] * (stage == RACE and search.settings["on"] != "loss")  # its compile cache is cold
     settings = {"n": last, "sequential": {"first": 1, "last": last, "stop": stop, "warm_ups": warm_ups}}
     name = f"{submission.number}-{stage}"
     if search.spent_s > search.settings["budget_s"] and not deciding.folder_of(search, name):
