@@ -107,7 +107,7 @@ def lucky(results, also=()):
     return kept
 
 
-def test_an_end_that_was_cut_without_another_run_after_it_is_missed_on_this_machine(results, tmp_path):
+def test_an_end_that_was_cut_without_another_run_after_it_is_missed_on_this_machine(results):
     folders = [*three(results), results.add(3, val_loss=3.3)]
     cut(results, 6, [folders.pop()])
     why = "this machine has counted 8 lines, but the last one is number 6: its end was removed"

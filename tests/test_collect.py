@@ -215,7 +215,7 @@ def test_a_ledger_rewritten_after_it_was_collected_clashes_with_both_sides_named
     assert content_of(into) == before
 
 
-def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machines, capsys, tmp_path):
+def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machines, capsys):
     a, b, into = machines
     collected(into, a)
     before = content_of(into)
@@ -382,7 +382,7 @@ def test_a_file_beside_a_run_that_is_no_certificate_stays_there(machines):
     assert not {certificates.FILE, certificates.AUDIT_FILE} & set(os.listdir(into / "cpu_nano" / folder.name))
 
 
-def test_a_sweep_that_two_machines_shared_is_one(machines, monkeypatch):
+def test_a_sweep_that_two_machines_shared_is_one(machines):
     a, b, into = machines
     points = [[f"seed={number}"] for number in range(3)]
     for place, numbers in ((a, (0, 1)), (b, (2,))):
@@ -441,7 +441,7 @@ def test_records_that_were_published_without_logs_say_how_to_collect_them(tmp_pa
     assert runs_in(tmp_path) == runs_in(place)
 
 
-def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines, monkeypatch):
+def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines):
     """Three repeats make a record of cpu_nano; one machine made two of them, the other machine one."""
     a, b, into = machines
 

@@ -82,7 +82,7 @@ def test_a_missing_package_is_a_warning_with_the_command_that_installs_it(tmp_pa
         verb.main([str(tmp_path), "--to", "wandb"])
 
 
-def test_exporters_change_no_id_and_no_protocol(tmp_path):
+def test_exporters_change_no_id_and_no_protocol():
     """Two runs that differ in them alone are repeats, and their times may be compared."""
     env = environment.environment() | {"env": {}}
     records = []
@@ -117,7 +117,7 @@ def test_where_an_exporter_writes_is_in_no_record_with_a_home_folder_or_a_passwo
     assert job.config.exporters["mlflow"]["tracking_uri"] == uri.strip("'")  # what the export after the run gets
 
 
-def test_a_record_does_not_choose_the_server_that_it_is_sent_to(run, monkeypatch, capsys):
+def test_a_record_does_not_choose_the_server_that_it_is_sent_to(run, monkeypatch):
     """With it would go the credentials for MLflow of whoever exports a stranger's record."""
     theirs = {"mlflow": {"tracking_uri": "https://evil.example", "experiment": None}}
     (run / "run.json").write_text(json.dumps(run_json(run) | {"exporters": theirs}))

@@ -46,7 +46,7 @@ def test_a_rate_that_no_data_sheet_allows_is_no_measurement():
     assert probe.gpu_speed([87487.0, 87487.0], 2 * ["NVIDIA of tomorrow"]).found == "87487 to 87487 TFLOP/s bfloat16"
 
 
-def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):
+def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy():
     failed = [{"rank": 1, "message": "RuntimeError: Timed out waiting 5000ms", "hint": "see", "failed_at_s": 1.0}]
     check = probe.Answers(2, [answer()], failed, 1, "").why_missing()
     assert (check.name, check.status) == ("collective", "fail")
@@ -116,7 +116,7 @@ def _running(module):
     return pids
 
 
-def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, printed):
+def test_a_quick_visit_starts_nothing(monkeypatch, printed):
     monkeypatch.setattr(probe, "probe", lambda *args: pytest.fail("a probe was started"))
     out = printed(doctor, "hardware=cpu", "--quick")
     assert "disk" in out and out.splitlines()[-1].startswith("ready")

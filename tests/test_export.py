@@ -76,7 +76,7 @@ def test_mllog_has_the_times_of_the_events(capsys):
     assert last["metadata"]["samples_count"] == step_files.read(COMPLETE)[-1]["tokens"]
 
 
-def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
+def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path):
     assert export.main([str(COMPLETE), "--to", "modded-nanogpt", "--out", str(tmp_path / "a.txt")]) == 0
     ((run,), facts) = modded_nanogpt.read((tmp_path / "a.txt").read_bytes())
     assert (run.val_loss, run.num_steps, run.complete, facts["unmatched"]) == (4.25, 4, True, [])
@@ -97,7 +97,7 @@ def test_a_log_of_our_own_run_imports_to_every_digit_of_its_record(tmp_path, mon
     assert facts["unmatched"] == []
 
 
-def test_parquet_is_read_back(tmp_path, capsys):
+def test_parquet_is_read_back(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install pyarrow")
     assert export.main([str(COMPLETE), "--to", "parquet", "--steps", "--out", str(tmp_path / "a.parquet")]) == 0
     assert parquet.read_table(tmp_path / "a.parquet").column("step").to_pylist() == [0, 1, 2, 3, 4]

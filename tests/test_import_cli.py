@@ -34,7 +34,7 @@ def test_a_line_that_was_not_understood_is_shown_with_file_and_number_and_makes_
     assert "the first is line 2: 'step:1/1 train_ti'" in run["validity_reasons"][0]
 
 
-def test_a_link_to_itself_is_named(tmp_path, capsys):
+def test_a_link_to_itself_is_named(tmp_path):
     (tmp_path / "a.log").symlink_to("a.log")
     with pytest.raises(ValueError, match=r"a\.log: cannot be read"):
         import_logs.main(["nanogpt", str(tmp_path / "a.log")])

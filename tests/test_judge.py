@@ -263,7 +263,7 @@ def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
         assert paths.count(results.folder / ledger.NAME) == 1
 
 
-def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, monkeypatch, capsys):
+def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, monkeypatch):
     folder = results.race(monkeypatch, "n=3", "--show")
     for arguments in ([folder], runs_of(results, folder)):
         evidence = failed(*arguments)
@@ -334,7 +334,7 @@ def claim_of(results, arguments, folder):
     return folder
 
 
-def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, won, tmp_path, capsys):
+def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, won, tmp_path):
     folder = claim_of(results, [won], tmp_path / "claim")
     shutil.rmtree(results.folder)
     assert failed(folder) == {}
@@ -359,7 +359,7 @@ def test_a_claim_of_one_of_three_arms_was_raced_against_the_baseline_alone(
     assert "C is 19.98 % slower than A" in printed(judge, f"{folder.name}:C", code=1)
 
 
-def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path, capsys):
+def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path):
     folder = claim_of(results, three(results), tmp_path / "claim")
     path = folder / "README.md"
     path.write_text(path.read_text().replace("(to be written)", "shorter sleeps"))
@@ -370,21 +370,21 @@ def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path,
     assert failed(folder) == {"the table matches the runs": "README.md has no generated table"}
 
 
-def test_a_claim_folder_without_its_claim_is_none(results, tmp_path, capsys):
+def test_a_claim_folder_without_its_claim_is_none(results, tmp_path):
     folder = claim_of(results, three(results), tmp_path / "claim")
     (folder / "claim.yaml").unlink()
     with pytest.raises(ValueError, match="claim.yaml is missing"):
         judge.main([str(folder)])
 
 
-def test_a_claimed_number_that_is_not_the_number_of_runs_is_refused(results, tmp_path, capsys):
+def test_a_claimed_number_that_is_not_the_number_of_runs_is_refused(results, tmp_path):
     folder = claim_of(results, [*three(results), results.add(3)], tmp_path / "claim")
     content = yaml.safe_load((folder / "claim.yaml").read_text())
     (folder / "claim.yaml").write_text(yaml.safe_dump(content | {"n": 20}))
     assert failed(folder) == {"all claimed runs are present": "20 claimed, 4 there"}
 
 
-def test_a_run_taken_out_of_a_claim_folder_shows_in_its_ledger_even_with_the_number_mended(results, tmp_path, capsys):
+def test_a_run_taken_out_of_a_claim_folder_shows_in_its_ledger_even_with_the_number_mended(results, tmp_path):
     folder = claim_of(results, [*three(results), results.add(3, val_loss=2.9)], tmp_path / "claim")
     (lost,) = folder.glob("cpu_nano/*-s3-*")
     shutil.rmtree(lost)
@@ -393,7 +393,7 @@ def test_a_run_taken_out_of_a_claim_folder_shows_in_its_ledger_even_with_the_num
     assert set(failed(folder)) == {"no run was left out", "the table matches the runs"}
 
 
-def test_a_claim_is_not_written_over_something_else(results, tmp_path, capsys):
+def test_a_claim_is_not_written_over_something_else(results, tmp_path):
     (tmp_path / "claim").mkdir()
     (tmp_path / "claim" / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="it is not empty"):

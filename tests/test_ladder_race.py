@@ -374,7 +374,7 @@ def test_it_is_a_race_whose_plan_keeps_the_rungs_before_the_first_run(climbed):
     assert f'href="{page.NAME}">its staircase</a>' in (climbed / "race.html").read_text()
 
 
-def test_an_interrupted_ladder_is_resumed(raced, tmp_path, capsys):
+def test_an_interrupted_ladder_is_resumed(raced, capsys):
     code, arms = raced(hurt={4: "interrupt"})
     assert code == 1 and "./run.sh ladder --resume" in capsys.readouterr().out
     assert ladder.main(["--resume", "--anyway"]) == 0

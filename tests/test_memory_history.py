@@ -217,7 +217,7 @@ def test_where_something_else_records_the_window_is_not_recorded_and_says_why(cu
     assert "no memory history of build and warm-up" in messages[0]
 
 
-def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path, monkeypatch):
+def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path):
     instrument, watch, _, _ = history(tmp_path)
     build_and_warm_up(watch, cuda)
     (tmp_path / "memory").write_text("in the way")

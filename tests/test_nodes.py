@@ -277,7 +277,7 @@ def test_a_group_is_stopped_once_and_a_signal_on_a_member_after_it_stops_nothing
     assert run._interrupted == "node 1, rank 1 got SIGTERM"
 
 
-def test_a_clock_that_nobody_tells_is_a_refusal(met, tmp_path):
+def test_a_clock_that_nobody_tells_is_a_refusal(met):
     _, member = met
     inputs = {"kind": "inputs", **INPUTS}
     node = waiting(member)

@@ -80,7 +80,7 @@ def test_init_refuses_the_harnesss_own_folder(monkeypatch):
         init.main([])
 
 
-def test_a_conf_folder_of_some_other_program_is_left_alone(project, monkeypatch):
+def test_a_conf_folder_of_some_other_program_is_left_alone(project):
     assert paths.project_folder() == project and "mine" in compose.choices("model")
     (project / "conf" / paths.MARK).unlink()
     assert paths.project_folder() == REPO and "mine" not in compose.choices("model")
@@ -137,7 +137,7 @@ def test_a_name_in_two_folders_is_refused_with_both_files(project):
     assert str(own) in str(refused.value) and str(REPO / "conf/model/gpt2.yaml") in str(refused.value)
 
 
-def test_an_installed_package_brings_groups_by_its_entry_point(tmp_path, monkeypatch):
+def test_an_installed_package_brings_groups_by_its_entry_point(tmp_path):
     write(tmp_path / "my_plugin/__init__.py", "raise ImportError('it is not imported for that')")
     write(tmp_path / "my_plugin/conf/model/theirs.yaml", "defaults: [size: nano, _self_]\narch: my_plugin.net:Net\n")
     write(tmp_path / "my_plugin-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: my-plugin\nVersion: 1\n")

@@ -198,7 +198,7 @@ def test_no_refusal_shows_a_password(six_runs, url):
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_database_that_refuses_is_a_sentence_and_nothing_is_changed(six_runs, database, capsys):
+def test_a_database_that_refuses_is_a_sentence_and_nothing_is_changed(six_runs, database):
     assert exported(database, six_runs) == 0
     database('CREATE VIEW mine AS SELECT "optim.lr" FROM runs')  # of whose column the type cannot be changed
     folder = next((six_runs / "cpu_nano").iterdir())

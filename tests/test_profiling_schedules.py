@@ -109,7 +109,7 @@ def test_cycles_without_a_gap_are_each_whole(tmp_path):
     assert [step_names(read(file)) for file in files] == steps and not watch.warnings
 
 
-def test_analyze_keeps_a_summary_of_each_cycle(tmp_path, capsys):
+def test_analyze_keeps_a_summary_of_each_cycle(tmp_path):
     watch = watch_of(tmp_path, {"trace": steps_of_schedule(SCHEDULE)})
     train_under(watch)
     watch.close()

@@ -81,7 +81,7 @@ def test_printed_tables_of_nccl_tests_are_read_and_lines_lie_between_their_sizes
         curve.seconds("all_reduce", 8, 4, 1)
 
 
-def test_a_passport_has_collectives_as_bus_bandwidth(tmp_path):
+def test_a_passport_has_collectives_as_bus_bandwidth():
     figure = {"name": "all_reduce", "num_bytes": 2**30, "world_size": 2, "value": 2.0}
     rows = list(links._passport_rows({"collectives": [figure, figure | {"name": "broadcast"}]}))
     assert rows == [("all_reduce", 2, 2**30, 0.5)]  # a bus factor of 1 for two ranks
@@ -254,7 +254,7 @@ def test_what_cannot_be_projected_is_one_sentence(options, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-def test_a_batch_must_divide(tmp_path):
+def test_a_batch_must_divide():
     job = measured.from_record(published())
     with pytest.raises(ValueError, match="a batch of 8 sequences does not divide"):
         measured.check_batch(job, 3)

@@ -60,9 +60,7 @@ def published(house):
     return sorted(path.name for path in (house / "results" / "published").iterdir())
 
 
-def test_what_two_machines_made_is_published_where_it_was_collected(
-    house, results, tmp_path, monkeypatch, printed, capsys
-):
+def test_what_two_machines_made_is_published_where_it_was_collected(house, results, tmp_path, printed, capsys):
     """The third of three repeats is another machine's; of the union they are a record that anybody can check."""
     other = claimed.Results(tmp_path / "other")
     three(results, seeds=range(2))
@@ -125,7 +123,7 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
     assert judge.main([str(folder)]) == 0
 
 
-def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house, results, raced, capsys):
+def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house, results, raced):
     extra = results.add(7)
     assert publish.main([next(run_folder.find_runs([results.folder])).name, "--name", "one"]) == 0
     assert len(list(run_folder.find_runs([house / "results" / "published" / "one"]))) == 8  # a run brings its race
@@ -141,7 +139,7 @@ def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house,
     assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
 
 
-def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, results, tmp_path, capsys):
+def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, results, tmp_path):
     assert judge.main([*map(str, three(results)), "--claim", str(tmp_path / "claim")]) == 0
     readme = tmp_path / "claim" / "README.md"
     readme.write_text(readme.read_text().replace("(to be written)", "shorter sleeps"))

@@ -540,7 +540,7 @@ def test_a_race_that_is_cancelled_while_it_runs_ends_within_seconds_as_abandoned
 
 
 @pytest.mark.slow
-def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(results, queue, monkeypatch, capsys):
+def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(results, queue, monkeypatch):
     """The first agent's race, as another machine sees it."""
     queue.submit([*RACE, "--anyway"], 0)
     (waiting,) = queue.waiting()

@@ -244,7 +244,7 @@ def test_it_leaves_weights_randomness_and_training_alone():
     trainer.close()
 
 
-def test_long_runs_check_every_batch_and_short_ones_a_quarter(monkeypatch):
+def test_long_runs_check_every_batch_and_short_ones_a_quarter():
     trainer, _, _ = staged.trainer_of(*staged.SMALL)
     loss = RefereeLoss(trainer, is_required=True)
     assert (loss._num_batches(40, 1.0), loss._num_batches(40, referee.START_FRAC)) == (10, 1)

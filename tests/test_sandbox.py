@@ -235,7 +235,7 @@ def _command_lines():
 
 
 @needs_one
-def test_where_none_can_be_made_the_refusal_names_the_package(tmp_path):
+def test_where_none_can_be_made_the_refusal_names_the_package():
     """Within a sandbox no further one can be made."""
     code = "from bench.machine import sandbox\nsandbox.kind()"
     command, env = sandbox.command(

@@ -77,7 +77,7 @@ def test_the_commented_config_reads_as_the_plain_one(overrides, printed):
     assert max(map(len, text.splitlines())) <= 125
 
 
-def test_the_commented_config_can_be_fed_back(tmp_path, capsys, monkeypatch):
+def test_the_commented_config_can_be_fed_back(capsys):
     """It can be an experiment, after the line that says where its settings belong."""
     run.main(["optim=muon", "track=free", "optim.lr=0.5", "--cfg", "job"])
     text = capsys.readouterr().out

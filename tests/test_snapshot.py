@@ -213,7 +213,7 @@ def test_a_place_is_the_innermost_line_outside_of_torch(stack, name):
 # ---- the page
 
 
-def test_an_out_of_memory_says_when_it_was_the_gaps(tmp_path):
+def test_an_out_of_memory_says_when_it_was_the_gaps():
     gpu = Allocator()
     held = [gpu.alloc(4 * MIB, FORWARD) for _ in range(5)]
     gpu.free(held[1])

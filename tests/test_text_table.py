@@ -63,7 +63,7 @@ def test_without_a_terminal_and_without_columns_nothing_is_cut():
     assert text_table.render(["a"], [["x" * 5000]]).splitlines()[-1] == "x" * 5000
 
 
-def test_names_of_kernels_are_printed_as_they_are(monkeypatch):
+def test_names_of_kernels_are_printed_as_they_are():
     names = [name for name, *_ in KERNELS]
     for shown in (text_table.render(COLUMNS, KERNELS, RIGHT), on_a_terminal(SHOW, COLUMNS="200", NO_COLOR="1")):
         assert [line[:70].strip() for line in shown.splitlines()[2:]] == names
