@@ -30,12 +30,7 @@ def raced(results):
     return [[str(comparing.write(results, run)) for run in runs] for runs in arms]
 
 
-def printed(main, capsys, *arguments):
-    main([str(word) for word in arguments])
-    return capsys.readouterr().out
-
-
-def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, capsys):
+def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, printed):
     runs = api.load()
     assert len(runs) == 8 and [run.id for run in runs[:2]] == [run.id for run in runs][:2]
     first = runs[0]
@@ -43,23 +38,23 @@ def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, capsy
     assert first["train_s"] == 10.0 and first["optim.lr"] == first.settings["optim.lr"] == 0.003
     assert first.record["run_id"] == first.id
     assert [row["step"] for row in first.steps()] == [0, 1, 2, 3, 4]
-    assert str(runs) == printed(table_cli.main, capsys).rstrip("\n")
+    assert str(runs) == printed(table_cli).rstrip("\n")
     assert len(runs.filter(lambda run: run["train_s"] < 9.5)) == 4 == sum(time_s < 9.5 for time_s in runs["train_s"])
     with pytest.raises(KeyError, match="optim.rate: .* has no such column or setting: to_dict\\(\\) has all"):
         first["optim.rate"]
 
 
-def test_a_table_is_that_of_the_command(raced, capsys):
+def test_a_table_is_that_of_the_command(raced, printed):
     options = {"where": ["val_loss<9"], "group": True, "sort": "-train_s_mean"}
     table = api.table(*raced[0], *map(Path, raced[1]), **options)
     arguments = [*raced[0], *raced[1], "--where", "val_loss<9", "--group", "--sort", "-train_s_mean"]
-    assert f"{table}\n" == printed(table_cli.main, capsys, *arguments)
-    assert table.to_dict() == json.loads(printed(table_cli.main, capsys, *arguments, "--json"))
+    assert f"{table}\n" == printed(table_cli, *arguments)
+    assert table.to_dict() == json.loads(printed(table_cli, *arguments, "--json"))
     assert api.table(api.load(), **options).to_dict() == table.to_dict()  # Runs are names too
     assert len(api.sql("SELECT 1 FROM runs", api.load()[:3])) == len(api.load(api.load()[:3])) == 3
     with pytest.raises(ValueError, match="<Runs: 0> names no run: give a path"):
         api.table(api.load()[:0])
-    assert table.to_markdown() + "\n" == printed(table_cli.main, capsys, *arguments, "--md")
+    assert table.to_markdown() + "\n" == printed(table_cli, *arguments, "--md")
     slow, fast = (row["train_s_mean"] for row in table.to_dict())
     assert (len(table), slow, fast) == (2, pytest.approx(10.0, 0.01), pytest.approx(9.0, 0.01))
     assert "<table" in table._repr_html_()
@@ -89,13 +84,13 @@ def test_polars_reads_the_same(raced):
     assert api.load().to_polars()["train_s"].to_list() == api.load().to_pandas()["train_s"].to_list()
 
 
-def test_a_comparison_says_what_the_command_prints(raced, capsys, tmp_path):
+def test_a_comparison_says_what_the_command_prints(raced, printed, tmp_path):
     a, b = raced
     compared = api.compare(a, b)
     arguments = *a, "vs", *b
-    assert compared.to_dict() == json.loads(printed(compare_cli.main, capsys, *arguments, "--json"))
-    assert str(compared) == printed(compare_cli.main, capsys, *arguments).rstrip("\n")
-    assert compared.to_markdown() == printed(compare_cli.main, capsys, *arguments, "--md").rstrip("\n")
+    assert compared.to_dict() == json.loads(printed(compare_cli, *arguments, "--json"))
+    assert str(compared) == printed(compare_cli, *arguments).rstrip("\n")
+    assert compared.to_markdown() == printed(compare_cli, *arguments, "--md").rstrip("\n")
     assert compared.verdict in compared.sentence.replace(" ", "_") or compared.verdict == "faster"
     low, high = compared.ci95_pct
     assert low < compared.change_pct < high < 0
@@ -119,17 +114,17 @@ def test_an_arm_is_a_name_a_run_or_runs(raced):
         _ = several.verdict
 
 
-def test_a_judgement_has_the_rules_of_the_command(raced, capsys):
+def test_a_judgement_has_the_rules_of_the_command(raced, printed):
     judged = api.judge(raced[1])
     assert judged.accepted is False
-    assert judged.to_dict() == json.loads(printed(judge_cli.main, capsys, *raced[1], "--json"))
+    assert judged.to_dict() == json.loads(printed(judge_cli, *raced[1], "--json", code=1))
     assert str(judged).startswith("refused: ") and judged.rules[0]["rule"] in judged.to_markdown()
 
 
-def test_an_account_adds_up_to_its_step_and_a_difference_is_not_of_one_step(finished_run, bare_run, capsys):
+def test_an_account_adds_up_to_its_step_and_a_difference_is_not_of_one_step(finished_run, bare_run, printed):
     account = api.explain(finished_run)
     assert sum(part["ms"] for part in account.parts) == pytest.approx(account.step_ms)
-    assert str(account) == printed(explain_cli.main, capsys, finished_run).rstrip("\n")
+    assert str(account) == printed(explain_cli, finished_run).rstrip("\n")
     with pytest.raises(ValueError, match="it is not the account of one step: read to_dict"):
         _ = api.explain(finished_run, bare_run).step_ms
 

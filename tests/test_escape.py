@@ -43,6 +43,8 @@ def test_markdown_begins_nothing_and_mentions_nobody():
         ("\t=1", " =1"),
         ("-0.5 %", "-0.5 %"),
         ("+1e-05", "+1e-05"),
+        ("-0.0707 to +0.0110 nats", "-0.0707 to +0.0110 nats"),
+        ("-1 to =2", "'-1 to =2"),
         ("a=b", "a=b"),
         (-0.5, "-0.5"),
         (None, ""),

@@ -61,7 +61,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_278,
+    "base": 2_279,
     "config": 3_156,
     "machine": 4_385,
     "data": 1_763,
@@ -70,14 +70,14 @@ BUDGET = {
     "analysis": 8_384,
     "training": 8_717,
     "compare": 3_291,
-    "launch": 6_942,
+    "launch": 6_943,
     "report": 4_233,
     "plans": 8_940,
-    "claims": 3_109,
+    "claims": 3_110,
     "api": 1_348,
-    "cli": 4_344,
+    "cli": 4_331,
     "models": 3_472,
-    "tests": 53_726,
+    "tests": 53_734,
 }
 SLACK = 250
 

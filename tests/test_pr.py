@@ -246,7 +246,9 @@ def test_a_script_beside_logs_without_code_is_taken_and_called_unproven_and_of_s
 def test_the_rerun_writes_both_sources_and_the_race(planted, printed, tmp_path):
     command = printed(pr, str(planted(CHANGED)), "--rerun", tmp_path / "race", "--", "n=3").split()
     assert command[:3] == ["./run.sh", "race", f"Baseline=script={tmp_path}/race/baseline/train_gpt.py"]
-    assert command[-3:] == ["track=gpt2_small", "n=3", "script.sandbox=true"]  # it is somebody else's
+    assert command[-3:] == ["n=3", "track=gpt2_small", "script.sandbox=true"]  # it is somebody else's
+    command = printed(pr, str(planted(CHANGED)), "--rerun", tmp_path / "race", "--", "n=3", "track=free").split()
+    assert command[-3:] == ["n=3", "track=free", "script.sandbox=true"]
     written = (tmp_path / "race/candidate/train_gpt.py").read_text()
     assert written.strip() == CHANGED.replace("seed = 1", "seed = 0").strip()
     with pytest.raises(ValueError, match="embed no source|there is no baseline"):

@@ -315,6 +315,15 @@ def test_a_time_that_no_clock_shows_counts_nowhere_and_is_said(tmp_path, printed
         assert read.measured()["train_s_by_rank"] == [counting[-1] / 1e3]
 
 
+def test_a_nanogpt_whose_last_iteration_is_not_validated_is_doubted():
+    goal = schema.GoalConfig(num_steps=20, val_tokens=1, val_every_steps=20)
+    for max_iters, doubts in ((20, []), (25, ["its last validation is of step 20, and its last step is 26"])):
+        lines = [f"iter {step}: loss 5.0, time 2.00ms, mfu 1.0%" for step in range(max_iters + 1)]
+        lines = [f"max_iters = {max_iters}", *lines, "step 20: train loss 4.0, val loss 4.0"]
+        read = outcome.read("nanogpt", list(enumerate(lines)), goal)
+        assert [*outcome._doubts_of_lines(read, None, False)] == doubts
+
+
 def test_a_metrics_line_whose_step_is_no_number_is_no_line_of_it():
     rows = [{"step": 2}, {"step": 3}]
     lines = [(0, "accuracy 0.5 at three"), (1, "accuracy 0.6 at 3"), (2, "accuracy 0.7 at ")]

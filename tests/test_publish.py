@@ -65,12 +65,14 @@ def test_what_two_machines_made_is_published_where_it_was_collected(house, resul
     other = claimed.Results(tmp_path / "other")
     three(results, seeds=range(2))
     three(other, seeds=[2])
+    (house / "results/published/.ours.7.tmp/cpu_nano").mkdir(parents=True)  # of a publish that was killed long ago
+    os.utime(house / "results/published/.ours.7.tmp", (0, 0))
     with unittest.mock.patch.object(utc, "now", lambda: claimed.at(2)):
         assert bench(["collect", str(other.folder)]) == 0
     with contextlib.chdir(house):
         assert judge.main(["results/cpu_nano"]) == 0
         assert publish.main(["results/cpu_nano", "--name", "ours"]) == 0
-    (folder,) = [path for path in (house / "results" / "published").iterdir() if path.name == "ours"]
+    (folder,) = (house / "results" / "published").iterdir()
     assert len(list(run_folder.find_runs([folder]))) == 3
     shutil.rmtree(house / "results" / "cpu_nano")
     (house / "results" / "ledger.jsonl").unlink()

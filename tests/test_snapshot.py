@@ -47,9 +47,9 @@ def pickled(segments=(), *entries):
 @pytest.mark.parametrize(
     "content, says",
     [
-        (b"", "is not a memory snapshot"),
-        (b"\x80\x04\x95", "is not a memory snapshot"),
-        (b"not a pickle", "is not a memory snapshot"),
+        (b"", r"is not a memory snapshot \(it is no pickle, or a damaged one\): give what"),
+        (b"\x80\x04\x95", "it is no pickle, or a damaged one"),
+        (b"not a pickle", "it is no pickle, or a damaged one"),
         (pickle.dumps(3), "no segments and device_traces"),
         (pickle.dumps({"segments": {}, "device_traces": []}), "segments: not a list"),
         (pickled([{"blocks": []}]), "segment 0 has no total_size"),

@@ -214,11 +214,11 @@ def test_where_chooses_rows(results, answer_of, where, seeds):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["--where", "speed=1"], "there is no column speed; did you mean seed? choose from run_id, track"),
+        (["--where", "speed=1"], "there is no column speed; did you mean seed? ./run.sh table --help lists them"),
         (["--where", "seed"], "use KEY=VALUE"),
         (["--where", "val_loss<low"], "val_loss is a number"),
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
-        (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
+        (["--group", "--sort", "seed"], "there is no column seed; ./run.sh table --help lists them"),
     ],
 )
 def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, sentence):

@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -132,11 +133,11 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def remove_left(folder: Path, pattern: str) -> None:
-    """Removes the temporary files of replacing() in a folder that match a pattern and that killed processes left."""
+    """Removes the temporary files and folders in a folder that match a pattern and that killed processes left."""
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):  # another process has finished or removed it
             if clock_s(folder) - path.stat().st_mtime > LEFT_S:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def without_nan(obj: Any) -> Any:

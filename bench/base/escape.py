@@ -29,7 +29,7 @@ NO_SPACE = "&#8203;"  # a gap of no width: without it GitHub makes mentions, ref
 LINKED = re.compile(r"@(?=\w)|(?<=[#])(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.I)
 PAGE = re.compile(r"(?<![\w/])docs/(?=(?:reference/)?[\w-]+\.md)")  # a message's reference to a documentation page
 FORMULA = re.compile(r"[=+\-@]")
-NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?(?: ?[%\w]+)?", re.I)
+NUMBER = re.compile(r"{0}(?: to {0})?(?: ?[%\w]+)?".format(r"[+-]?[\d.,]+(?:e[+-]?\d+)?"), re.I)  # or an interval
 LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
 LATEX |= str.maketrans({"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.base import credentials, escape, private
+from bench.base import atomic, credentials, escape, private
 from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
 from bench.claims import claim as claims
@@ -137,6 +137,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         parts += certificate_links(content.results, content.runs)
         return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, printed)]) + "\n"}
 
+    atomic.remove_left(folder.parent, ".*.tmp")
     copy(content, folder, texts, gated or Gated())
     return folder
 

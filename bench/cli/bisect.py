@@ -149,7 +149,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
     parser.add_argument("bad", metavar="BAD", help="a later revision that is worse")
     settings_help = "settings of the runs, and n=, looks=, seed= of the races"
-    parser.add_argument("settings", nargs="*", metavar="key=value", help=settings_help)
+    parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help=settings_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
     parser.flag("--anyway", help=ready.ANYWAY)
     parser.forms("print the commit, its effect, what was asked and the races", says_more=True)

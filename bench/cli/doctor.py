@@ -134,22 +134,13 @@ def _parser() -> arguments.Parser:
         "--json", help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}"
     )
     parser.flag("--quick", help="make only the checks of every run; start no processes")
-    parser.flag(
-        "--passport",
-        help="measure this machine's peak rates: products, memory, collectives, launches, clocks; under 3 minutes",
-    )
-    parser.add_argument(
-        "--rehearse-gpu",
-        nargs="*",
-        metavar="MODEL",
-        help="compile experiments and models, also my_model.py:MyModel, for a GPU without one; needs a C++ compiler, "
-        "and triton for the kernels",
-    )
-    parser.add_argument(
-        "--gpu", choices=("h100", "a100"), default="h100", help="the GPU of --rehearse-gpu (default %(default)s)"
-    )
-    parser.flag(
-        "--full",
-        help=f"--rehearse-gpu with all layers, in place of {rehearse.NUM_LAYERS}, which have every kind of them",
-    )
+    passport_help = "measure this machine's peak rates: products, memory, collectives, launches, clocks; in 3 minutes"
+    parser.flag("--passport", help=passport_help)
+    rehearse_help = "compile experiments and models, also my_model.py:MyModel, for a GPU that need not be there; needs "
+    rehearse_help += "a C++ compiler, and triton for the kernels"
+    parser.add_argument("--rehearse-gpu", nargs="*", metavar="MODEL", help=rehearse_help)
+    gpu_help = "the GPU of --rehearse-gpu; default h100"
+    parser.add_argument("--gpu", choices=("h100", "a100"), default="h100", help=gpu_help)
+    full_help = f"--rehearse-gpu: compile all layers instead of {rehearse.NUM_LAYERS} that include every kind"
+    parser.flag("--full", help=full_help)
     return parser

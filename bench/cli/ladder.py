@@ -86,13 +86,9 @@ def _ended(args: argparse.Namespace, results: Path) -> Path | None:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh ladder", main=main)
-    parser.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="WORD",
-        help="rungs, the lowest first (default: all); n=3 (runs a rung), size=nano, short or record, seed=0 (the "
-        "first), alpha=0.05; key=value for all rungs",
-    )
+    word_help = "rungs, the lowest first; default all; n=3 (runs of each rung), size=nano, short or record, seed=0 "
+    word_help += "(of the first run), alpha=0.05; key=value for all rungs"
+    parser.add_argument("arguments", nargs="*", metavar="WORD", help=word_help)
     parser.flag("--dry-run", help="print what it would run and the estimated time; run nothing")
     arguments.latest(parser, "--resume", "continue this ladder, or the latest that has not ended")
     arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")

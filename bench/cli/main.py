@@ -63,7 +63,6 @@ GROUPS = {  # {purpose: {verb: what it does}}
     },
 }
 VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
-MODULES = {"import": "import_logs", "dashboard": "export"}  # {verb: its module in bench/cli/}, if the names differ
 CHECKOUT_VERBS = {  # verbs that run.sh itself handles
     "test": "the tests: ./run.sh test [--all] [pytest arguments]",
     "lint": "style and types of the code, as CI checks them",
@@ -176,7 +175,7 @@ def _go(argv: list[str]) -> int:
 
 def module_of(verb: str) -> ModuleType:
     """Imports and returns a verb's module in bench/cli/."""
-    return importlib.import_module(f"bench.cli.{MODULES.get(verb, verb)}")
+    return importlib.import_module(f"bench.cli.{'import_logs' if verb == 'import' else verb}")
 
 
 def _help_of_verbs() -> Iterator[str]:

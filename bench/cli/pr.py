@@ -59,9 +59,10 @@ def main(argv: list[str]) -> int:
     elif not args.rerun:
         print(document.json() if args.json else document.markdown())
     if args.rerun:
+        given = {word.partition("=")[0] for word in settings}
         overrides = _written(pull, user_path(args.rerun), folder) + (settings or [f"n={pull.track.repeats}"])
-        if not any(word.startswith("script.sandbox=") for word in overrides):
-            overrides.append("script.sandbox=true")
+        ours = {"track": pull.candidate.logs[0].record["track"], "script.sandbox": "true"}
+        overrides += [f"{key}={value}" for key, value in ours.items() if key not in given]
         if pull.choice:
             print(pull.choice, file=sys.stderr)
         print(shlex.join(["./run.sh", "race", *overrides]))
@@ -199,7 +200,7 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
-    """Writes the sources of both sides below a folder. Returns the arms and the track of the race."""
+    """Writes the sources of both sides below a folder.  Returns the arms of the race."""
     if pull.baseline is None:
         remedy = "--baseline GLOB names its logs, --clone DIR the records"
         raise ValueError(f"--rerun {shown(into)}: there is no baseline: {remedy}")
@@ -215,7 +216,7 @@ def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
             home.mkdir(parents=True, exist_ok=True)
             atomic.write_text(path, text)
         arms.append(f"{arm}=script={home / SCRIPT}")
-    return [*arms, f"track={pull.candidate.logs[0].record['track']}"]
+    return arms
 
 
 # ---- a pull request of a clone

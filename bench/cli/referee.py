@@ -222,7 +222,7 @@ def _parser() -> arguments.Parser:
     help_text = "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: "
     help_text += "what this machine can show), alpha=0.05, on=time, loss or time_to_target, price=2.5 (dollars for "
     help_text += "a device-hour).  submit: a diff, a folder, script=PATH or key=value.  Others: the name of a search"
-    parser.add_argument("words", nargs="*", metavar="WORD", help=help_text)
+    parser.add_argument("words", nargs="*", default=[], metavar="WORD", help=help_text)
     parser.add_argument("--search", metavar="NAME", help="which search; default: the newest")
     parser.add_argument("--socket", metavar="PATH", help="path of the socket that serve makes; default: SEARCH/socket")
     parser.add_argument("--author", default="", help="name of the submitter, kept in the journal")

@@ -65,10 +65,10 @@ class Columns:
         known = [*self._fixed, *self.settings]
         if GLOB.search(word) and (names := fnmatch.filter(known, word)):
             return names
-        near = [name for name in known if name.endswith(f".{word}")] or difflib.get_close_matches(word, known, n=1)
+        near = [name for name in known if name.endswith(f".{word}")] or difflib.get_close_matches(word, known, 3, 0.7)
         guess = f"did you mean {' or '.join(near[:3])}? " if near else ""
-        every = f"{', '.join(self._fixed)}, or a setting such as optim.lr"
-        raise ValueError(f"{option}: there is no column {word}; {guess}choose from {every}")
+        where = "./run.sh table --help lists them, and a setting such as optim.lr is one too"
+        raise ValueError(f"{option}: there is no column {word}; {guess}{where}")
 
     def varied(self) -> list[str]:
         """Returns the settings in which the rows differ, at most MAX_VARIED, and adds them to every row."""

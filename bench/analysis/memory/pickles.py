@@ -22,10 +22,10 @@ PATTERNS = ("memory/*.pickle", "memory/*" + RSS_SUFFIX, "traces/**/*_mem.pickle"
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and a snapshot needs no code")
+        raise PermissionError(f"it asks for {module}.{name}, and a snapshot needs no code")
 
     def persistent_load(self, pid: object) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside the file")
+        raise PermissionError("it refers to something outside the file")
 
 
 def load(path: Path | str) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def load(path: Path | str) -> dict[str, Any]:
     except Damaged:
         raise
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
-        reason = str(error) or type(error).__name__
+        why = str(error) if isinstance(error, PermissionError) else "it is no pickle, or a damaged one"
         raise ValueError(
-            f"{path}: is not a memory snapshot ({reason}): give what torch.cuda.memory._dump_snapshot wrote"
+            f"{path}: is not a memory snapshot ({why}): give what torch.cuda.memory._dump_snapshot wrote"
         ) from None
     try:
         return checked(snapshot)

@@ -267,9 +267,10 @@ def _doubts_of_lines(printed: Printed, vocab_size: int | None, was_ended: bool) 
     yield from foreign.impossible
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
-    last = foreign.declared_steps or foreign.num_steps
-    if not foreign.complete and foreign.diverged_step is None and not was_ended:
-        yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
+    last, val_step = max(foreign.declared_steps or 0, foreign.num_steps), foreign.val_step
+    is_early = val_step is not None and val_step < last - 1  # nanoGPT validates before its last iteration
+    if (not foreign.complete or is_early) and foreign.diverged_step is None and not was_ended:
+        yield f"its last validation is of step {val_step}, and its last step is {last}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
     if first_loss is not None and vocab_size is not None and validity.is_trained(first_loss, vocab_size):
         yield validity.start_doubt(first_loss, vocab_size)
