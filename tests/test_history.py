@@ -369,3 +369,14 @@ def test_the_page_shows_the_newest_change_first_and_does_not_scroll_sideways(pla
         assert opened.js("document.querySelector('.verdict .badge').textContent") == "slower"
         assert opened.js("document.querySelectorAll('.uplot canvas').length") == 1 and not opened.errors
         assert opened.js("document.documentElement.scrollWidth") == width
+
+
+def test_a_command_to_bisect_keeps_the_arguments_of_a_script_as_they_are(monkeypatch):
+    """A script starts in a folder of its run, where a relative path of the user's folder means nothing."""
+    monkeypatch.setenv("SPEEDRUN_CWD", "/home/u/mine")
+    points = [history.Point(history.Commit(letter * 40, "", ""), 1.0, 2) for letter in "ab"]
+    typed = ["script=/home/u/mine/train.py", "script.root=/home/u/mine", "script.args=[--data=/home/u/mine/data]"]
+    series = history.Series("", "", "train_s", points, [], [*typed, "script.data=/home/u/mine2", "seed=3"])
+    settings = "script=train.py script.root=. 'script.args=[--data=/home/u/mine/data]' script.data=/home/u/mine2"
+    change = change_points.Change(0, 1, 0.1, None, None)
+    assert series.command_of(change) == f"./run.sh bisect aaaaaaaaaa bbbbbbbbbb {settings}"

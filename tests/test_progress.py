@@ -130,13 +130,14 @@ def test_earlier_runs_of_the_same_config_say_how_long_it_takes(finished_run, mon
 def test_only_the_five_latest_complete_runs_of_a_config_are_read(tmp_path, monkeypatch):
     known = {minute: {"status": "complete", "measured": {"wall_s": float(minute)}} for minute in range(10)}
     known[8]["status"], known[9]["measured"], read = "failed", {}, []  # the newest is an imported log
+    known[7]["measured"] = {"wall_s": None}
     monkeypatch.setattr(series.run_folder, "read", lambda folder: known[read.append(folder) or int(folder.name[10])])
     monkeypatch.setattr(series, "results_root", lambda: tmp_path)
     for minute in range(10):
         for config_id in ("aaaaaaaa", "bbbbbbbb"):
             (tmp_path / "free" / f"20261101T0{minute}0000Z-x-{config_id}-s{minute}-m62a798").mkdir(parents=True)
-    assert series.earlier_s(["free", "nosuch"], ["aaaaaaaa", "cccccccc"]) == {"aaaaaaaa": 5.0}  # of 7, 6, 5, 4, 3
-    assert len(read) == 7
+    assert series.earlier_s(["free", "nosuch"], ["aaaaaaaa", "cccccccc"]) == {"aaaaaaaa": 4.0}  # of 6, 5, 4, 3, 2
+    assert len(read) == 8
 
 
 @pytest.mark.parametrize(

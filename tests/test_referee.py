@@ -127,6 +127,8 @@ def test_an_edge_that_waited_for_a_core_is_not_held_against_a_contestant(
     monkeypatch.setattr(short.auditing, "run_on_other_data", lambda *job: ({}, run))
     monkeypatch.setattr(short.step_files, "validations", lambda folder: {})
     assert short.refusal(None) == why
+    run |= {"status": "failed", "failure": {"kind": "no_gpu", "message": "it asks for a GPU"}}
+    assert short.refusal(None) == "it fails: it asks for a GPU"
 
 
 def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries):

@@ -26,9 +26,9 @@ def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, flo
     for folder in sorted(folders, key=lambda folder: folder.name, reverse=True):  # a name begins with the time
         walls_s = walls_s_of.get(folder.name.rpartition("-s")[0][-8:])
         if walls_s is not None and len(walls_s) < NUM_EARLIER:  # no other run is read: there may be ten thousand
-            with contextlib.suppress(ValueError, KeyError):  # a damaged record, an imported log
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged record, an imported log
                 run = run_folder.read(folder)
-                walls_s += [run["measured"]["wall_s"]] if run["status"] == "complete" else []
+                walls_s += [float(run["measured"]["wall_s"])] if run["status"] == "complete" else []
     return {config_id: statistics.median(walls_s) for config_id, walls_s in walls_s_of.items() if walls_s}
 
 

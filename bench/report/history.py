@@ -5,6 +5,7 @@ harness's own commit for our models.  A commit's value is the mean of its runs, 
 """
 
 import math
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,9 +75,11 @@ class Series:
         """Returns the command that finds the commit of a change, or confirms it if it is known already."""
         before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
         on = ["--on", "val_loss"] if self.measure == "val_loss" else []
-        settings = [word for word in self.settings if word.partition("=")[0] not in PER_COMMIT]
-        here = f"={working_folder()}/"  # where the command is typed: absolute paths in it become relative
-        settings = [f"{word}/".replace(here, "=./").rstrip("/") for word in settings]
+        here, settings = working_folder(), []  # where the command is typed
+        for key, _, value in (word.partition("=") for word in self.settings):
+            if key not in PER_COMMIT:  # a script gets its arguments as they are
+                value = os.path.relpath(value, here) if f"{value}/".startswith(f"{here}/") else value
+                settings.append(f"{key}={value}")
         return f"./run.sh bisect {before} {after} {shlex.join([*on, *settings])}".rstrip()
 
 

@@ -24,7 +24,7 @@ VALIDATION_FRAC = 0.1
 BUSY_FRAC = 0.1  # of a claimed time that waiting for a core may hide: at load 20 on 2 cores it was 0.018
 KIND = "random_tokens"
 OF_CONTESTANT = {  # kinds of failure that are the contestant's fault
-    *("exception", "non_finite_loss", "not_causal", "no_metric_lines"),
+    *("exception", "no_gpu", "non_finite_loss", "not_causal", "no_metric_lines"),
     *("rank_crashed", "out_of_memory", "stalled", "over_limit"),
 }
 
