@@ -71,13 +71,13 @@ BUDGET = {
     "training": 8_717,
     "compare": 3_291,
     "launch": 6_943,
-    "report": 4_233,
-    "plans": 8_940,
-    "claims": 3_110,
+    "report": 4_232,
+    "plans": 8_927,
+    "claims": 3_107,
     "api": 1_348,
     "cli": 4_331,
     "models": 3_472,
-    "tests": 53_734,
+    "tests": 53_747,
 }
 SLACK = 250
 

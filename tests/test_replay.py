@@ -247,7 +247,6 @@ def timed(train_s, **changed):
 def test_the_time_has_a_word_of_its_own(recorded, replayed, word, sentence):
     answer = repeats.from_rows(recorded, replayed)
     assert answer.word == word and sentence in answer.why, answer
-    assert repeats.needs_twin(answer) == (word == "undecided" and len(replayed) == 1)
 
 
 def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(tmp_path):

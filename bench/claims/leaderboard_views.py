@@ -76,7 +76,8 @@ def _entries(entries: Sequence[Entry], judged: str) -> Table:
         n = f"{len(entry.rows)}" + (f", {entry.num_lost} failed" if entry.num_lost else "")
         sd = None if judged == "steps" else _number(stats.sd(entry.times_s), ".3f")
         ends = [entry.status, entry.certificate, entry.last_run[:10]]
-        rows.append([_linked(entry), entry.first["config_id"], n, _score(entry), sd, *numbers, *ends])
+        name = link(entry.first["name"] or "", files.link(_first_run(entry)))
+        rows.append([name, entry.first["config_id"], n, _score(entry), sd, *numbers, *ends])
     right = [False, False, *[True] * 5, False, False, False]
     return _table(heads, rows, right, limit=MAX_ENTRIES, more=" slower ones: ./run.sh table --group")
 
@@ -136,10 +137,6 @@ def _number(value: float | None, form: str, unit: str = "") -> str | None:
 def _first_run(entry: Entry) -> str:
     """Returns the run id of the entry's first counted run, or of its first run if none is counted."""
     return (entry.counted or entry.rows)[0]["run_id"]
-
-
-def _linked(entry: Entry) -> str:
-    return link(entry.first["name"] or "", files.link(_first_run(entry)))
 
 
 def _what_changed(before: Entry | None, entry: Entry) -> str | None:

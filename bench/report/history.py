@@ -174,17 +174,13 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         before, after = (series.points[index].commit for index in (change.before, change.after))
         between = f"between {before.sha[:SHORT]} and {after.sha[:SHORT]} ({after.date})"
         sentence = f"{series.measure} changed by {series.step_of(change)} {between}"
-        yield Verdict(sentence, _word(change, series.measure), series.name)
+        words = ("better", "worse") if series.measure == "val_loss" else ("faster", "slower")
+        yield Verdict(sentence, words[change.step > 0], series.name)
     if not series.changes:
         num = len(series.points)
         why = "" if num >= change_points.MIN_VALUES else f"; it takes {change_points.MIN_VALUES} to show one"
         badge = coloured("unknown", "badge soft") if why else coloured("steady", "badge good")
         yield Verdict(f"no change of {series.measure} is shown in {num} commits{why}", "", series.name, badges=[badge])
-
-
-def _word(change: Change, measure: str) -> str:
-    rose = change.step > 0
-    return ("worse" if rose else "better") if measure == "val_loss" else ("slower" if rose else "faster")
 
 
 def _blocks(series: Series, number: int) -> Iterator[Block]:

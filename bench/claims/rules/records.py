@@ -54,7 +54,7 @@ def every_run_completed(claim: Claim) -> Judged:
 
 def every_run_was_reproduced(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import certificate, replaying  # imports numpy, which only --replayed needs
+    from bench.plans.replay import replaying  # imports numpy, which only --replayed needs
 
     made = []
 
@@ -63,7 +63,7 @@ def every_run_was_reproduced(claim: Claim) -> Judged:
             made.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
-        return None if certificate.holds(made[-1]) else f"{made[-1]['outcome']}: {made[-1]['why']}"
+        return None if made[-1]["outcome"] in certificates.HOLDS else f"{made[-1]['outcome']}: {made[-1]['why']}"
 
     faults = judge_each(claim.runs, fault_of, "")
     times = [(again["outcome"], again["time"]) for again in made]

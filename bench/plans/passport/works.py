@@ -129,13 +129,10 @@ class Timer:
 
 
 def call_seconds(
-    work: Callable[[], object],
-    timer: Timer,
-    now_s: Callable[[], float] = time.perf_counter,
-    max_case_s: float = MAX_CASE_S,
+    work: Callable[[], object], timer: Timer, now_s: Callable[[], float] = time.perf_counter
 ) -> list[float]:
     """Returns seconds of a call, each a mean over SAMPLE_S; the first call warms up, the second gives their number."""
-    until_s = now_s() + max_case_s
+    until_s = now_s() + MAX_CASE_S
     timer.seconds(work, 1)
     guess_s = timer.seconds(work, 1)
     num_calls = max(1, round(SAMPLE_S[timer.device_type] / guess_s)) if guess_s > 0 else 1

@@ -92,11 +92,6 @@ def from_replays(record: Recorded, replayed: Sequence[Recorded], outcome: Outcom
     return impossible(record, why) | content
 
 
-def holds(certificate: Certificate) -> bool:
-    """Returns whether the record was reproduced."""
-    return certificate["outcome"] in certificates.HOLDS
-
-
 def write(certificate: Certificate, folders: list[Path]) -> None:
     """Enters a certificate into the ledger of this machine's replays and writes it into each of these folders."""
     if certificate["replays"]:

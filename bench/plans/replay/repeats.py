@@ -52,11 +52,6 @@ def from_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
     return Time(word, why, recorded_s, times_s, stats.mean(changes_pct), floor_pct)
 
 
-def needs_twin(time: Time) -> bool:
-    """Returns whether only a second replay can tell a changed time from a machine that is not steady."""
-    return time.word == UNDECIDED and len(time.replayed_s or ()) == 1
-
-
 def _judged(
     changes_pct: Sequence[float], recorded_s: float, times_s: Sequence[float], bound_pct: float
 ) -> tuple[str, str]:

@@ -120,7 +120,7 @@ def further(record: Recorded, replayed: list[Recorded]) -> tuple[str, Mapping[st
             return "at another instruction set, to measure what rounding does to this run", left[0]
     if outcome.needs == outcomes.TWIN and len(replayed) < 3:
         return "as the first: is this run deterministic here?", {}
-    if len(replayed) == 1 and repeats.needs_twin(time_of(record, replayed)):
+    if len(replayed) == 1 and time_of(record, replayed).word == repeats.UNDECIDED:
         return "as the first: does this machine take as long again?", {}
     return None
 
