@@ -33,6 +33,6 @@ def main(argv: list[str]) -> int:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh agent", main=main)
     parser.flag("--once", help="run one command, if one can start now, and exit")
-    help_text = "price of a GPU of this machine, or of the machine for what needs none: for budgets and cost_usd"
+    help_text = "price of a GPU here, or of the whole machine for a run without one; for budgets and cost_usd"
     parser.add_argument("--usd-per-hour", type=float, metavar="X", help=help_text)
     return parser

@@ -40,7 +40,7 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh project", main=main)
     parser.add_argument("path", nargs="*", metavar="RUN|TRACE", help="a run, or the traces of all its ranks")
     parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs, of all nodes together")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes; default 1")
     help_ = f"{', '.join(links.LINKS)}; or two, within a node and between nodes; or a file of measured collectives"
     parser.add_argument("--link", metavar="LINK|FILE", help=f"{help_} (default on GPUs: nvlink4)")
     help_ = "strong: keep the batch (default for a run); weak: keep the work of each GPU (default for traces)"

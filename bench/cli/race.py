@@ -197,7 +197,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
     parser.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help=fails)
-    parser.add_argument("--fail-if", choices=("possible", "shown"), help="as of ./run.sh compare --fail-if")
+    parser.add_argument("--fail-if", choices=("possible", "shown"), help="as compare --fail-if; default possible")
     parser.flag("--dry-run", help="print the plan and how long it would take; run and write nothing")
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)

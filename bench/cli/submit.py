@@ -85,7 +85,7 @@ def _list(queue: Queue, as_json: bool) -> None:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh submit", main=main)
-    help_text = "GPUs that it needs and gets; default 0: a run on a CPU"
+    help_text = "how many GPUs the command needs and gets; default 0, on a CPU"
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help=help_text)
     parser.flag("--list", help="show what runs, what waits and in which order, and what each user has used")
     parser.flag("--json", help="with --list: the same as JSON")
