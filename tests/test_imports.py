@@ -72,10 +72,10 @@ BUDGET = {
     "compare": 3_291,
     "launch": 6_943,
     "report": 4_232,
-    "plans": 8_927,
+    "plans": 8_928,
     "claims": 3_107,
     "api": 1_348,
-    "cli": 4_333,
+    "cli": 4_334,
     "models": 3_472,
     "tests": 53_747,
 }

@@ -101,9 +101,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 @pytest.mark.parametrize(("code", "is_killed", "num_named"), [(STARVED, True, 0), (HEADLESS, False, 5)])
-def test_what_goes_on_without_its_first_thread_is_named_and_not_what_dies_slowly(
-    monkeypatch, code, is_killed, num_named
-):
+def test_what_goes_on_is_named_and_not_what_dies_slowly(monkeypatch, code, is_killed, num_named):
     """Five processes share a core with one that keeps it busy."""
     monkeypatch.setattr(processes, "DIES_WITHIN_S", 0.0)
     on_a_core = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-I", "-S", "-c"]

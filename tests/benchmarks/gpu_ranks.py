@@ -45,9 +45,9 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
         env = {"OMP_NUM_THREADS": "1"} | os.environ  # as torchrun would set it, after six lines of stars
         env["PYTHONPATH"] = os.pathsep.join((str(REPO), str(REPO / "tests")))
         with processes.child(command, REPO, env, sys.stderr, 10.0) as torchrun:
-            code = torchrun.wait()
-        if code or not path.exists():
-            raise RuntimeError(f"benchmarks.gpu_ranks ended with {code}: what its ranks say is above")
+            torchrun.wait()
+        if torchrun.returncode or not path.exists():
+            raise RuntimeError(f"benchmarks.gpu_ranks ended with {torchrun.returncode}: what its ranks say is above")
         return rows(json.loads(path.read_text()), f"{world_size} x {where}")
 
 

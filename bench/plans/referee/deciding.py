@@ -14,7 +14,7 @@ from bench.compare.searching import Finding
 from bench.plans.audit import auditing
 from bench.plans.race import arm_process, runner, state
 from bench.plans.referee.search import Decided, Search, Submission
-from bench.record import certificates, ledger, race_folder, run_folder
+from bench.record import certificates, ledger, race_folder, run_folder, validity
 from bench.record.rows import row_of
 
 AUDIT_TIMES, AUDIT_SDS = 2.0, 4.0  # an audit's training may take so many times, or exp(SDs), those of the confirmation
@@ -135,7 +135,8 @@ class Raced:
                 record = run_folder.read(self.search.results / certificates.AUDITS_FOLDER / str(kind["run"]))
                 if (train_s := row_of(record)["train_s"] or 0.0) > limit_s:
                     both = f"{train_s:.3g} s in its audit {kind['kind']}, {most_s:.3g} s at most in its confirmation"
-                    return f"it trains longer on other data: {both}"
+                    again = "; other programs were busy then: submit it again" * validity.is_busy(record)
+                    return f"it trains longer on other data: {both}{again}"
         return None
 
     def held_out_gain(self) -> float | None:
