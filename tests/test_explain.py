@@ -52,11 +52,25 @@ def test_the_first_lines_say_that_the_host_is_the_critical_path_and_what_costs_i
     kernels = [*launched("my_kernel", 60, 30, 58, 1), *launched("tiny_kernel", 90.5, 0.05, 59, 2, call_dur=0.5)]
     path = write(tmp_path / "a.json", [step(1, 0, 91), event("cpu_op", "aten::addmm", 0, 60), *kernels], **H100)
     text = str(api_traces.explain(path)).splitlines()
-    host = "  The host is the critical path: the device waits 0.060 of 0.091 ms for its host, most in aten::addmm 0.058"
-    assert text[1].startswith(host) and "a CUDA graph" in text[1]
-    first, *others = account.explain_ranks(load.load_all([path]))["next"]
+    host = "  The host is the critical path: the device waits 0.060 of 0.091 ms for its host. The longest waits: "
+    assert text[1].startswith(f"{host}aten::addmm 0.058") and "a CUDA graph" in text[1]
+    first = account.explain_ranks(load.load_all([path]))["next"][0]
     assert (first["what"], first["gain_ms"]) == ("aten::addmm", 0.058)  # also before the first call that was recorded
-    assert any("more line" in line for line in text) and not any("host: tiny_kernel" in line for line in text)
+    assert any("Not shown: " in line for line in text) and not any("host: tiny_kernel" in line for line in text)
+
+
+def test_a_trace_without_shapes_or_operators_names_the_option_that_records_them(tmp_path):
+    product = event("cpu_op", "aten::mm", 10, 4)
+    for number, rows, option in (
+        (1, [event("cpu_op", "aten::mm", 10, 4, **SMALL)], None),
+        (2, [product], "no operator's shapes were recorded, so none has a bound: record with record_shapes=True"),
+        (3, [], "no operators were recorded, so no kernel has a bound: record ProfilerActivity.CPU too"),
+    ):
+        path = write(tmp_path / f"{number}.json", [step(1, 0, 50), *rows, *launched("gemm", 20, 10, 12, 1)], **H100)
+        answer = api_traces.explain(path)
+        missing = answer.to_dict()["missing"]
+        assert missing is None if option is None else missing.startswith(option)
+        assert ("Not modelled: no operator" in str(answer)) == (option is not None)
 
 
 def test_records_of_the_ladder_are_named_for_traces_with_attention_and_a_loss(tmp_path):

@@ -67,7 +67,7 @@ BUDGET = {
     "data": 1_763,
     "record": 7_311,
     "web": 1_202,
-    "analysis": 8_384,
+    "analysis": 8_368,
     "training": 8_717,
     "compare": 3_291,
     "launch": 6_943,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_348,
     "cli": 4_334,
     "models": 3_472,
-    "tests": 53_747,
+    "tests": 53_761,
 }
 SLACK = 250
 

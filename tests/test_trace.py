@@ -12,7 +12,7 @@ import traces
 from traces import event, launched, rank_of, read_as_text, step, write
 
 from bench.analysis.trace import critical, device_time, events, launches, source, window
-from bench.analysis.trace.columns import Nest, covered_ns, merged_intervals, ns_by_combination, shared_ns
+from bench.analysis.trace.columns import Nest, covered_ns, merged_intervals, ns_by_combination
 from bench.analysis.trace.load import find, load, load_all
 from bench.cli import analyze
 
@@ -173,7 +173,6 @@ def test_interval_arithmetic_is_that_of_a_brute_force(seed):
     for picture, merged in zip(pictures, sets):
         assert covered_ns(merged) == picture.sum()
         assert (merged[0][1:] > merged[1][:-1]).all()  # what touches is one
-    assert shared_ns(sets[0], sets[1]) == (pictures[0] & pictures[1]).sum()
     masks = pictures[0] * 1 + pictures[1] * 2 + pictures[2] * 4
     by_mask = {mask: n for mask in range(1, 8) if (n := int((masks == mask).sum()))}
     assert ns_by_combination(sets) == by_mask

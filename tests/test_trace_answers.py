@@ -135,7 +135,7 @@ def test_rates_of_a_device_are_of_its_own_kernels_and_its_own_peak(tmp_path):
         (line,) = rank["achieved"]
         assert (line["precision"], line["tflop_per_s"]) == (precision, pytest.approx(2 * size**3 / 20e-6 / 1e12))
         assert line["pct_of_peak"] == pytest.approx(100 * line["tflop_per_s"] / peak, rel=0.01)
-        assert rank["flop_known_frac"] == 0.5 and rank["achieved_whole"]["of"] == "device"
+        assert rank["achieved_whole"]["known_frac"] == 0.5 and rank["achieved_whole"]["of"] == "device"
         assert (line["flop_per_byte"], line["bound"]) == (pytest.approx(flop_per_byte), "compute")
     tall = [op("aten::mm", 0, 20, [size, 1], [1, size], kind="float"), *launched("gemv", 30, 20, 5, 1)]
     assert rank_of(tmp_path, tall, **H100)["achieved"][0]["bound"] == "memory"
@@ -144,7 +144,7 @@ def test_rates_of_a_device_are_of_its_own_kernels_and_its_own_peak(tmp_path):
 def test_kernels_that_are_linked_to_no_operator_give_no_rates_of_the_host(tmp_path):
     unlinked = launched("gemm", 30, 20, 0, 9)[1]
     rank = rank_of(tmp_path, [op("aten::mm", 0, 20, [64, 64], [64, 64]), unlinked])
-    assert rank["achieved"] == [] and rank["flop_known_frac"] == 0.0
+    assert rank["achieved"] == [] and rank["achieved_whole"]["known_frac"] == 0.0
     assert rank_of(tmp_path, launched("gemm", 0, 10, 0, 1))["operators"] == []
 
 
@@ -179,7 +179,8 @@ def test_a_kernel_belongs_to_the_operator_annotation_phase_module_and_line_aroun
     assert (by_op["aten::linear"]["self_cpu_us"], by_op["aten::linear"]["cpu_us"]) == (10.0, 30.0)
     assert by_op["aten::addmm"]["flop"] == 2 * 8 * 16 * 4
     assert by_op["aten::addmm"]["bytes"] == 4 * (8 * 16 + 16 * 4 + 8 * 4)
-    assert rank["flop_known_frac"] == 1.0 and rank["achieved"][0]["tflop_per_s"] == pytest.approx(1024 / 20e-6 / 1e12)
+    assert rank["achieved_whole"]["known_frac"] == 1.0
+    assert rank["achieved"][0]["tflop_per_s"] == pytest.approx(1024 / 20e-6 / 1e12)
     phases = {line["phase"]: (line["device_us"], line["num_kernels"]) for line in rank["phases"]}
     assert phases == {"forward": (10.0, 1), "backward": (20.0, 1)}
     for key, name in (("module", "Block_3"), ("source", "train.py(12): step")):

@@ -1,7 +1,8 @@
 """Accounts for the steps of one job's ranks, the --json answer of ./run.sh explain, and compares two accounts.
 
     {"of": "device" | "host" | "record", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness",
-     "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...], "host": {...},
+     "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...], "waits_for_host",
+     "missing": what was not recorded that a bound needs, a sentence or None,
      "doubts": sentences on damage of the ranks' files, by which these times may be wrong}
 
 step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
@@ -12,8 +13,9 @@ lateness: which rank the others wait for, what it does longer than they do, and 
 that.  The rank that comes last to a collective has the shortest kernel (bench/analysis/trace/skew.py).  The reason is
 what its account has more of than the median of the others, apart from waiting, of which a late rank has little.
 
-host: what the device waits for its host, {"ms", "part": the one with most of it, "most": [{"what", "ms"}], the three
-names that cost most}; None if no device was timed.
+waits_for_host: time in which no row of the device ran and its host had launched none, or was launching it, {"ms",
+"part": the one with most of it or None, "most": [{"what", "ms"}]: the three longest}; None if no device was timed.
+Exposed communication and waiting for a late rank are not in it: they are rows of the device.
 """
 
 import collections
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 from bench.analysis.explain import device_steps, host, parts, ranking, retimed
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.parts import Piece, Pieces
-from bench.analysis.trace import categories, launches, skew, window
+from bench.analysis.trace import categories, events, launches, skew, window
 from bench.analysis.trace.analysis import device_name, doubts_of_job, known_device_name
 from bench.analysis.trace.rank import Rank
 from bench.base.units import ms_from_ns
@@ -75,7 +77,7 @@ def accounts_of(
         ceilings = Ceilings(known_device_name(rank), measured_of(rank.rank, device_name(rank)))
         if on_device:
             device = device_steps.Device(rank, rules, waits[rank.rank], captured)
-            pieces = device_steps.pieces(device, steps, ceilings)
+            pieces = device_steps.Division(device, steps, ceilings).pieces
         else:
             pieces = host.host_pieces(rank, steps, ceilings)
         accounts[rank.rank] = Account(rank, pieces, ceilings)
@@ -121,23 +123,36 @@ def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> d
         "ranks": by_rank,
         "lateness": _lateness(accounts),
         "is_retimed": graph is not None,
-        "host": _waits_for_host(accounts) if of == "device" else None,
+        "waits_for_host": _waits_for_host(accounts) if of == "device" else None,
         "next": ranking.of({number: account.pieces for number, account in accounts.items()}, step_ms, graph),
+        "missing": _missing(accounts),
         "doubts": list(_doubts(accounts)),
     }
 
 
 def _waits_for_host(accounts: Accounts) -> dict[str, Any]:
-    """Returns "host" of an answer: means over the ranks."""
+    """Returns "waits_for_host" of an answer: means over the ranks."""
     part_ms, name_ms = (collections.defaultdict[str, float](float) for _ in range(2))
     for account in accounts.values():
         for piece, ns in account.pieces.total().items():
             if piece.part in parts.BY_HOST:
                 ms = account.pieces.mean_ms(ns) / len(accounts)
                 part_ms[piece.part] += ms
-                name_ms[f"{'launch ' * (piece.part == parts.LAUNCH)}{piece.what or piece.where}"] += ms
+                name_ms[f"{'launch ' * (piece.part in (parts.LATENCY, parts.LAUNCH))}{piece.what}"] += ms
     most = [{"what": what, "ms": ms} for what, ms in sorted(name_ms.items(), key=lambda item: -item[1])[:3]]
     return {"ms": sum(part_ms.values()), "part": max(part_ms, key=part_ms.__getitem__, default=None), "most": most}
+
+
+def _missing(accounts: Accounts) -> str | None:
+    """Returns "missing" of an answer: which options of the profiler would give the ranks' operators their bounds."""
+    ranks = [account.rank for account in accounts.values() if account.rank is not None]
+    if not ranks or any(extra[1] for rank in ranks for extra in rank.extras):
+        return None
+    if any(rank.is_kind(events.CPU_OP).any() for rank in ranks):
+        return "no operator's shapes were recorded, so none has a bound: record with record_shapes=True"
+    return (
+        "no operators were recorded, so no kernel has a bound: record ProfilerActivity.CPU too, with record_shapes=True"
+    )
 
 
 def _doubts(accounts: Accounts) -> Iterator[str]:

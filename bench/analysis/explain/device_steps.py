@@ -102,13 +102,8 @@ class _Range(NamedTuple):
     wait: Wait | None = None
 
 
-def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
-    """Returns the pieces of a device's steps.  counted: of window.device_spans()."""
-    return _Division(device, counted, ceilings).pieces
-
-
-class _Division:
-    """Divides the steps of a device into .pieces."""
+class Division:
+    """Divides the steps of a device into .pieces.  counted: of window.device_spans()."""
 
     def __init__(self, device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> None:
         self.device, self.ceilings = device, ceilings

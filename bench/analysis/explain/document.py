@@ -98,12 +98,12 @@ def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
 
 def _critical(answer: dict[str, Any]) -> Iterator[str]:
     """Yields what holds up much of the step besides the device's own work: its host, or another rank."""
-    host, step_ms = answer["host"], answer["step_ms"]
+    host, step_ms = answer["waits_for_host"], answer["step_ms"]
     if host and host["ms"] >= MIN_HELD_FRAC * step_ms:
         critical = "The host is the critical path: the" if 2 * host["ms"] > step_ms else "The"
-        most = ", ".join(f"{short(line['what'])} {_ms(line['ms'])}" for line in host["most"])
-        waits = f"{critical} device waits {_ms(host['ms'])} of {_ms(step_ms)} ms for its host, most in {most}"
-        yield f"{waits}. What may help: {ranking.ADVICE[host['part']]}."
+        longest = ", ".join(f"{short(line['what'])} {_ms(line['ms'])}" for line in host["most"])
+        waits = f"{critical} device waits {_ms(host['ms'])} of {_ms(step_ms)} ms for its host"
+        yield f"{waits}. The longest waits: {longest}. What may help: {ranking.ADVICE[host['part']]}."
     for line in answer["lateness"][:1]:
         if line["wait_ms"] >= MIN_HELD_FRAC * step_ms:
             yield f"Rank {line['rank']} is late: the others wait {_ms(line['wait_ms'])} of {_ms(step_ms)} ms for it."
@@ -130,6 +130,8 @@ def _limit(answer: dict[str, Any]) -> Iterator[str]:
     device = f"; {plain(first['device'])}" if first["device"] else ""
     yield from (f"Outside these steps, {_outside(line)}." for line in answer.get("outside", ())[:MAX_OUTSIDE])
     yield f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}."
+    if answer["missing"]:
+        yield f"Not modelled: {answer['missing']}."
 
 
 def _bars(answer: dict[str, Any]) -> list[Bar]:
@@ -151,13 +153,12 @@ def _kind(line: Mapping[str, Any]) -> Kind:
 def _next(answer: dict[str, Any]) -> list[Block]:
     """Returns the ranking, then advice and the records that gained in such places."""
     shown = [line for line in answer["next"] if line["gain_pct"] >= MIN_GAIN_PCT]
+    small_ms = [line["most_ms"] for line in answer["next"] if line["gain_pct"] < MIN_GAIN_PCT]
     known = [line for line in shown if line["part"] not in parts.NO_BOUND]
     others = [line for line in shown if line["part"] in parts.NO_BOUND]
-    num_more = len(answer["next"]) - len(shown)
-    took_ms = sum(line["most_ms"] for line in answer["next"]) - sum(line["most_ms"] for line in shown)
-    lines = text_table.counted(num_more, "more line")
-    more = f"{lines}, {_ms(took_ms)} ms together, would save less than {MIN_GAIN_PCT} % of the step."
-    hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in known + others)
+    small = f"{text_table.counted(len(small_ms), 'line')}, {_ms(sum(small_ms))} ms together"
+    more = f"Not shown: {small}, each of which would save less than {MIN_GAIN_PCT} % of the step."
+    hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in shown)
     records = ranking.legend(shown)
     again = "; what would then hold up the step instead is counted" if answer.get("is_retimed") else ""
     about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
@@ -169,7 +170,7 @@ def _next(answer: dict[str, Any]) -> list[Block]:
             others,
             "unknown",
         ),
-        Lines([more] if num_more else [], is_soft=True),
+        Lines([more] if small_ms else [], is_soft=True),
         Section("What may help", [Bullets(list(hints))] if hints else [], is_folded=True),
         Section("What people did about it", [about, Bullets(records)] if records else [], is_folded=True),
     ]
@@ -183,7 +184,7 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
         gain, count = (gain if gain == alone else f"{gain} of {alone}"), f"{line['count']:.1f} a step"
         why = ""
         if line["gain_ms"] > line["most_ms"] * (1 + 1e-9):
-            why = "; {1:.3f} on rank {0}, and ranks wait for each other".format(*line["of_rank"])
+            why = "; at most {1:.3f}, on rank {0}, and ranks wait for each other".format(*line["of_rank"])
         gain = f"{gain} ({line['gain_pct']:.1f} %)"
         bars.append(Bar(evidence(line) + why + records, 0.0, line["gain_ms"], gain, kind, count))
     return Waterfall(title, about, bars, has_sentences=True)

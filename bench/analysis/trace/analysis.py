@@ -120,7 +120,6 @@ def _analyze_rank(
     leading, leading_kinds = rows[leads], kinds[leads]
     steps, until_ns = window.steps(rank, include_last_step), window.until(rank, include_last_step)
     table, times = device_time.by_name(rank, rows, kinds, rules), device_time.breakdown(rank, leading, leading_kinds)
-    num_calls, num_lost = launches.without_kernel(rank, until_ns)
     answer = {
         "file": rank.path.name,
         "profiler_steps": [number for number, _, _ in steps],
@@ -129,8 +128,6 @@ def _analyze_rank(
         "num_device_rows": len(rows),
         "num_device_rows_excluded": _not_counted(rank, len(rows)),
         "num_bad_events": rank.num_bad,
-        "num_launch_calls": num_calls,
-        "num_launches_without_kernel": num_lost,
         "doubts": list(launches.doubts(rank, until_ns)),
         "cut": rank.cut,
         "device": device_name(rank),
@@ -185,7 +182,6 @@ def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_u
         "num_operators": len(table),
         "achieved": rates[:MAX_OPERATORS],
         "achieved_whole": whole,
-        "flop_known_frac": whole["known_frac"],
     }
 
 

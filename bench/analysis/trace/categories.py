@@ -12,7 +12,6 @@ Names are data from outside: they are only ever searched, and only in their firs
 import functools
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,12 +29,12 @@ UNSPECIFIC = (TRITON, ELEMENTWISE, OTHER)
 HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # of the host, around kernels that are counted themselves
 
 
-class Rule(NamedTuple):
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pattern for names, a regular expression without regard to case.  example: a real name that it must match."""
 
     category: str
     pattern: str
-    example: str
+    example: str = ""
 
 
 # fmt: off
@@ -129,12 +128,11 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     that its own pattern does not match.
     """
     try:
-        entries = msgspec.convert(yaml_file.parsed(plain_file.text(path), path), list[_Entry])  # reads json as well
+        entries = msgspec.convert(yaml_file.parsed(plain_file.text(path), path), list[Rule])  # reads json as well
     except (Damaged, msgspec.ValidationError) as error:
         form = "give a list of {category, pattern} and, if useful, example"
         raise ValueError(f"rules={path}: cannot be read ({error}): {form}") from None
-    rules = tuple(Rule(entry.category, entry.pattern, entry.example) for entry in entries)
-    for number, rule in enumerate(rules, 1):
+    for number, rule in enumerate(entries, 1):
         where = f"rules={path}: entry {number}"
         if rule.category not in CATEGORIES:
             raise ValueError(f"{where}: category={rule.category}: choose from {', '.join(CATEGORIES)}")
@@ -144,13 +142,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
             raise ValueError(f"{where}: pattern={rule.pattern}: {error}") from None
         if rule.example and not matches:
             raise ValueError(f"{where}: pattern={rule.pattern} does not match its example {rule.example}")
-    return rules + RULES
-
-
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    category: str
-    pattern: str
-    example: str = ""
+    return (*entries, *RULES)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -61,12 +61,6 @@ def covered_ns(merged: Intervals) -> int:
     return int((merged[1] - merged[0]).sum())
 
 
-def shared_ns(a: Intervals, b: Intervals) -> int:
-    """Returns the nanoseconds that two merged sets share."""
-    either = merged_intervals(np.concatenate((a[0], b[0])), np.concatenate((a[1], b[1])))
-    return covered_ns(a) + covered_ns(b) - covered_ns(either)
-
-
 def ns_by_combination(sets: Sequence[Intervals]) -> dict[int, int]:
     """Returns {bit mask: nanoseconds in which exactly these of the merged sets run}; bit 0 is the first set."""
     points, changes = [], []

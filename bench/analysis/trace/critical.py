@@ -129,10 +129,10 @@ def gaps(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     return [line | dict(zip(("before", "after", "host"), names)) for line, *names in zip(times, *columns)]
 
 
-def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict[str, Any]]:
+def synchronisations(rank: Rank, counted: Sequence[window.Step]) -> list[dict[str, Any]]:
     """Returns [{"name", "count", "sum_us"}] of host calls that wait for the device, the longest first.
 
-    counted: of window.steps(), if given: only calls within count, as the profiler waits for the device when it stops.
+    counted: of window.steps(); only calls within count, as the profiler waits for the device when it stops.
     """
     calls = window.host_rows(rank, events.RUNTIME)
     calls = calls[rank.is_named(lambda name: "Synchronize" in name, calls)]

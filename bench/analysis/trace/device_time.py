@@ -10,15 +10,7 @@ import numpy as np
 
 from bench.analysis.trace import events, window
 from bench.analysis.trace.categories import RULES, Rule, category, is_communication
-from bench.analysis.trace.columns import (
-    US,
-    Intervals,
-    covered_ns,
-    groups,
-    merged_intervals,
-    ns_by_combination,
-    shared_ns,
-)
+from bench.analysis.trace.columns import US, Intervals, groups, merged_intervals, ns_by_combination
 from bench.analysis.trace.rank import Rank
 
 TYPES = ("COMPUTATION", "COMMUNICATION", "MEMORY")
@@ -102,10 +94,10 @@ def breakdown(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any]
 
 def _busy(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int, int]:
     """Returns the nanoseconds in which these rows ran, computed, communicated, and did both of these at once."""
-    sets = unions(rank, rows, kinds)
-    compute, comm = sets[COMPUTATION], sets[COMMUNICATION]
-    busy = merged_intervals(rank.ts[rows], rank.end[rows])
-    return covered_ns(busy), covered_ns(compute), covered_ns(comm), shared_ns(comm, compute)
+    by_mask = ns_by_combination(unions(rank, rows, kinds))
+    wanted = (0, 1 << COMPUTATION, 1 << COMMUNICATION, 1 << COMPUTATION | 1 << COMMUNICATION)
+    busy, compute, comm, both = (sum(ns for mask, ns in by_mask.items() if mask & bits == bits) for bits in wanted)
+    return busy, compute, comm, both
 
 
 def idle(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:

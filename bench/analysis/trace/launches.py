@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.analysis.trace import events, window
-from bench.analysis.trace.columns import US, covered_ns, groups, merged_intervals, shared_ns, take
+from bench.analysis.trace.columns import US, covered_ns, groups, merged_intervals, ns_by_combination, take
 from bench.analysis.trace.events import whole
 from bench.analysis.trace.rank import Rank
 from bench.base import text_table
@@ -132,10 +132,9 @@ def host_copies(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
     is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
     mine, others = rows[is_mine], rows[~is_mine]
     copied, rest = (merged_intervals(rank.ts[some], rank.end[some]) for some in (mine, others))
-    sum_ns = covered_ns(copied)
     return {
-        "sum_us": sum_ns / US,
-        "exposed_us": (sum_ns - shared_ns(copied, rest)) / US,
+        "sum_us": covered_ns(copied) / US,
+        "exposed_us": ns_by_combination((copied, rest)).get(1, 0) / US,
         "pageable_us": int(rank.dur[mine[rank.is_named(lambda name: "ageable" in name, mine)]].sum()) / US,
     }
 
