@@ -62,7 +62,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_279,
-    "config": 3_156,
+    "config": 3_157,
     "machine": 4_385,
     "data": 1_763,
     "record": 7_311,

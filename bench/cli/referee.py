@@ -219,10 +219,10 @@ def _row(search: Search, submission: searches.Submission) -> list[str]:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh referee", main=main)
     actions = ("demo", "start", "submit", "status", "log", "end", "replay", "serve", "mcp")
-    parser.add_argument("action", choices=actions)
-    help_text = "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: "
-    help_text += "what this machine can show), alpha=0.05, on=time, loss or time_to_target, price=2.5 (dollars for "
-    help_text += "a device-hour).  submit: a diff, a folder, script=PATH or key=value.  Others: the name of a search"
+    parser.add_argument("action", choices=actions, metavar="ACTION", help=", ".join(actions))
+    help_text = "start: budget=8h, champion='SETTINGS' or settings as run takes them; effect=0.5%% (the gain looked "
+    help_text += "for; default: what this machine can show), alpha=0.05, on=time, loss or time_to_target, price=2.5 "
+    help_text += "(dollars per device-hour).  submit: a diff, a folder, script=PATH or key=value.  Others: its name"
     parser.add_argument("words", nargs="*", default=[], metavar="WORD", help=help_text)
     parser.add_argument("--search", metavar="NAME", help="which search; default: the newest")
     parser.add_argument("--socket", metavar="PATH", help="path of the socket that serve makes; default: SEARCH/socket")

@@ -119,7 +119,8 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
     """Returns the help of a setting or group, given its key or the key's last part. Raises ValueError if unknown."""
     known, wanted = meanings.settings(), word.replace("/", ".")
-    keys = dict.fromkeys(key.replace("/", ".") for key in [*known, *meanings.groups(), *groups.GROUPS])
+    sections = (key.rpartition(".")[0] for key in known if "." in key)
+    keys = dict.fromkeys(key.replace("/", ".") for key in [*known, *meanings.groups(), *groups.GROUPS, *sections])
     meant = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
     if not meant:
         guess, names = groups.did_you_mean(wanted, keys), ", ".join(groups.GROUPS)

@@ -232,14 +232,14 @@ def write_snapshot(folder: str, rank: int) -> None:
 
 
 def kind_of(error: BaseException, message: str) -> str:
-    """Returns the kind of failure; no_gpu if the message or the line that raised names CUDA and torch sees no GPU."""
+    """Returns the kind of failure; no_gpu if the message, or a bare assertion, names CUDA and torch sees no GPU."""
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(message):
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
-    raised_by = traceback.extract_tb(error.__traceback__)[-1].line
+    named = message if str(error) else str(traceback.extract_tb(error.__traceback__)[-1].line)
     with contextlib.suppress(KeyError, AttributeError):  # torch is not imported, or only in part
-        if NO_GPU.search(f"{message} {raised_by}") and not sys.modules["torch"].cuda.is_available():
+        if NO_GPU.search(named) and not sys.modules["torch"].cuda.is_available():
             return "no_gpu"
     is_collective = "torch" in type(error).__module__ or isinstance(error, RuntimeError)
     return "collective_timeout" if is_collective and re.search("timed out|timeout", message, re.I) else "exception"
