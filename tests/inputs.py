@@ -61,10 +61,10 @@ READS = {
     "analyze": Verb("analyze TRACE", ("TRACE",)),
     "memory": Verb("memory SNAPSHOT", ("SNAPSHOT",)),
     "race --look": Verb("race --look NAME", (*RUN, *HERE, "RACE/plan.json", *LEDGER)),
-    "race --resume": Verb("race --resume --anyway", (*PAGE, *HERE, *RACE, *LEDGER, *COUNT, *STORE), "open"),
+    "race --resume": Verb("race --resume --anyway", (*PAGE, *HERE, *RACE, *LEDGER, *COUNT), "open"),
     "referee submit": Verb(
         "referee submit optim.beta2=0.92",
-        (*PAGE, *HERE, *RACE, *LEDGER, *COUNT, *STORE, "SEARCH/ledger.jsonl", "SEARCH/.ledger.count"),
+        (*PAGE, *HERE, *RACE, *LEDGER, *COUNT, "SEARCH/ledger.jsonl", "SEARCH/.ledger.count"),
         "search",
     ),
     "referee status": Verb("referee status", ("SEARCH/ledger.jsonl",), "search"),
