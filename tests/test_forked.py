@@ -35,7 +35,7 @@ with subprocess.Popen(command, cwd=repo, env=env, stdin=subprocess.PIPE, start_n
     while sorted((about / "environ").read_bytes().rstrip(b"\\0").decode().split("\\0")) != wanted:
         assert child.poll() is None
     assert (about / "cmdline").read_bytes().rstrip(b"\\0").decode().split("\\0") == command
-    assert files(os.getpid()) and not files(child.pid) & files(os.getpid())  # the guard opens files of its own
+    assert files(os.getpid()) and not files(child.pid) & files(os.getpid())  # the guard opens other files
     assert os.getsid(child.pid) == child.pid and os.readlink(about / "cwd") == repo
     status = dict(line.split(":", 1) for line in (about / "status").read_text().splitlines())
     assert int(status["PPid"]) == os.getpid()

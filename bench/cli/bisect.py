@@ -150,7 +150,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("bad", metavar="BAD", help="a later revision that is worse")
     settings_help = "settings of the runs, and n=, looks=, seed= of the races"
     parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help=settings_help)
-    on_help = "what became worse; default step_avg_ms"
+    on_help = "what became worse; default %(default)s"
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help=on_help)
     parser.flag("--anyway", help=ready.ANYWAY)
     parser.forms("print the commit, its effect, what was asked and the races", says_more=True)

@@ -139,7 +139,7 @@ def _parser() -> arguments.Parser:
     rehearse_help = "compile experiments and models, also my_model.py:MyModel, for a GPU that need not be there; needs "
     rehearse_help += "a C++ compiler, and triton for the kernels"
     parser.add_argument("--rehearse-gpu", nargs="*", metavar="MODEL", help=rehearse_help)
-    gpu_help = "the GPU of --rehearse-gpu; default h100"
+    gpu_help = "the GPU of --rehearse-gpu; default %(default)s"
     parser.add_argument("--gpu", choices=("h100", "a100"), default="h100", help=gpu_help)
     full_help = f"--rehearse-gpu: compile all layers instead of {rehearse.NUM_LAYERS} that include every kind"
     parser.flag("--full", help=full_help)

@@ -38,7 +38,7 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh history", main=main)
     parser.add_argument("names", nargs="*", metavar="WORD", help="runs, races or folders of them; default results/")
     parser.add_argument("--rev", default="HEAD", help="follow the first parents of this revision; default HEAD")
-    on_help = "the metric to follow; default step_avg_ms"
+    on_help = "the metric to follow; default %(default)s"
     parser.add_argument("--on", choices=tuple(history.MEASURES), default="step_avg_ms", help=on_help)
     parser.add_argument("--html", metavar="PATH", help="write a self-contained page")
     parser.add_argument("--badge", metavar="PATH", help="write an SVG badge with the newest change, or steady")

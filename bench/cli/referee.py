@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 def _start(args: argparse.Namespace, results: Path) -> int:
     if args.words:
-        say("referee", "the champion's settings are checked", always=True)  # seconds, on a busy machine a minute
+        say("referee", "the champion's settings are being checked", always=True)  # seconds, on a busy machine a minute
         search = refereeing.begin(results, *_settings(args))
     else:
         search = searches.read(searches.find(results, args.search))

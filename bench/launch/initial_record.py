@@ -73,8 +73,10 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
     protocol = script.TIMING_PROTOCOL
     if not job.script:
         protocol = TIMING_PROTOCOL | clock.gc_protocol(config.hardware.gc, config.hardware.gc_every_steps)
-    command, data = [_public(word, job) for word in [*command, *groups.as_typed()]], _data(job)
-    session_id, where = environment.session_id(env), environment.summary(env, config.hardware)
+    command = [_public(word, job) for word in [*command, *groups.as_typed()]]
+    data = _data(job)
+    session_id = environment.session_id(env)
+    where = environment.summary(env, config.hardware)
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
         "run_id": None,

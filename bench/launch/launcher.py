@@ -345,7 +345,8 @@ class _Launch:
         around = () if self._watched else registry.program(config.instruments, self._folder, config.hardware.device)
         env = env | ({processes.WITHIN: around[0]} if around else {})
         is_bare = self._job.script is not None and not self._job.script.torchrun
-        num_ranks, argv = config.hardware.num_processes or 1, (*around, *program)
+        num_ranks = config.hardware.num_processes or 1
+        argv = (*around, *program)
         return ranks.started(guard, num_ranks, self._folder, env, argv, is_bare, survives, self._confined)
 
     def _finish(self, exit_code: int | None, failure: Section | None, signals: Signals) -> None:

@@ -60,5 +60,6 @@ def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = No
     if answer is False or (answer is None and what):
         why = "; ".join(f"{check.name}: {check.found}" for check in stops)
         worth = f", and {what} would be unreliable" if what else ""
-        kind = leases.Busy if answer is None and all(check.name in BUSY for check in stops) else ValueError
+        is_busy = answer is None and all(check.name in BUSY for check in stops)
+        kind = leases.Busy if is_busy else ValueError
         raise kind(f"{why}{worth}: try again when the machine is quiet, or add --anyway")

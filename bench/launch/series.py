@@ -53,7 +53,8 @@ class Series:
     ):
         self._kinds, self._known_s = list(kinds), known_s
         self._spent_s: dict[str, list[float]] = {}  # {kind: seconds of each run of this series}
-        self._num_done, self._budget_s, self._fewest, self._at_once = num_done, budget_s, fewest, at_once
+        self._num_done, self._budget_s, self._fewest = num_done, budget_s, fewest
+        self._at_once = at_once
         self._began_s: float | None = None  # the current run
         self._opened_s, self._is_budget_shown = time.monotonic(), False
         self.bars = Bars(live)

@@ -23,7 +23,8 @@ KEYS = (  # fields of run.json, and the absolute folder
 
 def announcement(job: Job, known_s: float | None) -> str:
     """Returns what is going to run and about how long it takes.  known_s: expected seconds, None if unknown."""
-    config, hardware = job.config, job.config.hardware
+    config = job.config
+    hardware = config.hardware
     about = "" if known_s is None else f", {format_about_s(known_s)}"
     where = f"on {hardware.device}, {counted(hardware.num_processes or 1, 'process')}{about}"
     if job.script:

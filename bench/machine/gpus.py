@@ -7,9 +7,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.base.units import gib_from_bytes
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from bench.config.schema import HardwareConfig
 
 Facts = dict[str, Any]
 
@@ -112,8 +117,8 @@ def _cpus_near(nvml: Any, handle: Any) -> frozenset[int]:
     )
 
 
-def used_by_run(gpus: list[Facts], hardware: Any) -> list[Facts]:
-    """Returns the GPUs, out of all, that a run on this hardware (schema.HardwareConfig) uses on this node, by rank."""
+def used_by_run(gpus: list[Facts], hardware: "HardwareConfig | SimpleNamespace") -> list[Facts]:
+    """Returns the GPUs, out of all, that a run on this hardware uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.ranks_of_node]
 

@@ -295,7 +295,7 @@ def end_descendants(within_s: float) -> set[int]:
 
 def boot_id_hash() -> str | None:
     """Returns a hash of this boot and PID namespace, with which a pid identifies a process; None if not on Linux."""
-    from bench.base import private  # takes as long to import as all that a guard, which needs no hash, imports
+    from bench.base import private  # here, as importing it takes half of a guard's CPU time
 
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -28,7 +28,7 @@ KILLED = (
 )
 ESCAPED = "processes_left"  # the run killed its guard to leave a process behind
 HINTS = {  # {kind of failure: what to try}
-    "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps; of a script, "
+    "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps; for a script, "
     "make its own batch smaller (script.args)",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "not_causal": "check that attention is causal and that logits are computed from tokens alone",

@@ -31,8 +31,9 @@ from bench.training import line_sampler
 
 CLOCK, CLOCK_FILE = "clock", "audit_clock.json"
 LEFT_OUT = (
-    "seed=", "exporters", "checkpoint", "resume=", "profile", "script=", "script.path=", "script.root=", "+script",
-)  # fmt: skip
+    *("seed=", "exporters", "checkpoint", "resume=", "profile"),
+    *("script=", "script.path=", "script.root=", "+script"),
+)
 Run = dict[str, Any]  # a complete record, of which no section is None
 Say = Callable[[str, str], None]
 
