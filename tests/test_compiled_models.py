@@ -132,10 +132,9 @@ def test_each_layer_of_one_graph_has_its_own_window(scale):
         assert all(torch.allclose(*pair, atol=2e-5) for pair in zip(*grads, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "rung, how",
-    [("r53", "ahead"), pytest.param("r53", "untied", marks=pytest.mark.slow)]
-    + [pytest.param(rung, "fp8", marks=pytest.mark.slow) for rung in ("r19", "r21", "r28", "r53")],
+    "rung, how", [("r53", "ahead"), ("r53", "untied"), *((rung, "fp8") for rung in ("r19", "r21", "r28", "r53"))]
 )
 def test_what_a_rung_does_only_while_training_is_the_same_compiled(rung, how):
     model = made(rung, **({"fp8_head": True} if how == "fp8" else {}))

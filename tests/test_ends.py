@@ -76,7 +76,7 @@ def stopped(base, ending, num_ranks):
         yield running
 
 
-@pytest.mark.parametrize("ending", ["agent", "launcher"])
+@pytest.mark.parametrize("ending", [pytest.param("agent", marks=slow), "launcher"])
 def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, ending):
     with real_runs.Background(tmp_path, "instruments=[telemetry]", *real_runs.TWO) as running:
         running.wait_for_step(3)

@@ -149,6 +149,7 @@ class Spy(GPT2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or sandbox._tried()[0] is None, reason="no sandbox can be made here")
 def test_a_model_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
     (tmp_path / "id_rsa").write_text("KEY")
