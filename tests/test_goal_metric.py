@@ -356,13 +356,13 @@ def test_the_best_validation_within_the_budget_counts():
     run = {"measured": {"batch_tokens": 8}, "model": {"flops_per_token": 2.0}, "goal": NOTHING}
 
     def score(**budget):
-        return metrics._best_within(run | {"goal": NOTHING | {"budget": budget}}, rows)
+        return metrics._best_within(run | {"goal": NOTHING | {"budget": budget}}, rows, metric.VAL_LOSS)
 
     assert (score(time_s=30.0), score(time_s=29.98), score(time_s=29.9)) == (2.9, 2.9, 3.0)  # 0.1 % late counts
     assert (score(tokens=8 * 30), score(tokens=8 * 30 - 1), score(flops=16.0)) == (2.9, 3.0, 5.0)
     assert score(time_s=0.5) is None
     printed = [row | {"train_time_ms": row["step"] * 500.0} for row in rows]
-    assert metrics._best_within(run | {"goal": NOTHING | {"budget": {"time_s": 15.0}}}, printed) == 2.9
+    assert metrics._best_within(run | {"goal": NOTHING | {"budget": {"time_s": 15.0}}}, printed, metric.VAL_LOSS) == 2.9
 
 
 def test_what_a_run_used_must_be_known_to_count_and_the_first_step_past_the_budget_is_named():

@@ -41,7 +41,8 @@ def explain(folder: Path, run: Section) -> None:
 
         answers = explained.explain_paths(run["run_id"], [folder])
         (answer,) = answers.values()
-        atomic.write_text(folder / f"{ACCOUNT}.txt", document.from_accounts(answers).terminal() + "\n", durable=False)
+        text = document.from_accounts(answers).terminal()
+        atomic.write_text(folder / f"{ACCOUNT}.txt", text + "\n", durable=False)
         atomic.write_json(folder / f"{ACCOUNT}.json", answer, durable=False)
         files = *look["files"], f"{ACCOUNT}.txt", f"{ACCOUNT}.json"
         look["files"] = [file for file in files if (folder / file).is_file()]  # pages stay in a sandbox

@@ -84,24 +84,14 @@ def ending(environ: Mapping[str, str] = os.environ) -> Ending:
     job = current(environ)
     if job is None:
         return Ending(False, "")
-    facts = dict(
-        re.findall(r"\b(JobState|Reason|Restarts|PreemptTime|Requeue|BatchFlag)=(\S+)", _scontrol("job", job.job_id))
-    )
+    output, _ = scontrol("show", "job", "--oneliner", job.job_id)
+    facts = dict(re.findall(r"\b(JobState|Reason|Restarts|PreemptTime|Requeue|BatchFlag)=(\S+)", output))
     if int(facts.get("Restarts", "0")) > job.num_restarts:
         return Ending(True, f": SLURM starts job {job.job_id} again (a lost node, a preemption or scontrol requeue)")
     is_preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
     why = WHY.get(facts.get("JobState", "")) or WHY.get(facts.get("Reason", "")) or is_preempted and WHY["PREEMPTED"]
     can_requeue = [facts.get(name) for name in ("JobState", "Requeue", "BatchFlag")] == ["RUNNING", "1", "1"]
     return Ending(False, f": SLURM ended job {job.job_id}, {why}" if why else "", can_requeue, is_preempted)
-
-
-def requeue(job: Allocation) -> str | None:
-    """Asks SLURM to requeue this job, which ends it.  Returns why SLURM refused, or None."""
-    try:
-        done = subprocess.run(["scontrol", "requeue", job.job_id], capture_output=True, text=True, timeout=ASK_S)
-        return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
 
 
 @contextlib.contextmanager
@@ -136,7 +126,8 @@ def address_of_first(environ: Mapping[str, str]) -> str | None:
     name = first_hostname(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
     if name is None:
         return None
-    if match := re.search(r"\bNodeAddr=(\S+)", _scontrol("node", name, timeout_s=30)):
+    output, _ = scontrol("show", "node", "--oneliner", name, timeout_s=30)
+    if match := re.search(r"\bNodeAddr=(\S+)", output):
         return match[1]
     try:
         return str(socket.getaddrinfo(name, None)[0][4][0])
@@ -144,13 +135,13 @@ def address_of_first(environ: Mapping[str, str]) -> str | None:
         return environ.get("SLURM_LAUNCH_NODE_IPADDR")
 
 
-def _scontrol(what: str, name: str, timeout_s: float = ASK_S) -> str:
-    """Returns the output of scontrol show WHAT NAME, or "" if scontrol cannot be run or times out."""
+def scontrol(*arguments: str, timeout_s: float = ASK_S) -> tuple[str, str | None]:
+    """Runs scontrol(1).  Returns (its output, why it failed or could not be run, else None)."""
     try:
-        command = ["scontrol", "show", what, "--oneliner", name]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+        done = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    return done.stdout, done.stderr.strip() or f"scontrol: exit code {done.returncode}" if done.returncode else None
 
 
 # ---- externally launched ranks

@@ -19,6 +19,7 @@ from pathlib import Path
 from bench.base import atomic, escape
 from bench.base.paths import REPO, results_root, shown, working_folder
 from bench.config import overrides
+from bench.launch import allocation
 from bench.launch.console import say, show
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
 from bench.record import run_folder
@@ -162,13 +163,12 @@ def _follow(job_id: str, log: Path, signals: Signals) -> tuple[str, int]:
 def _state(job_id: str) -> tuple[str, int, str] | str:
     """Returns (state, exit code, reason) from scontrol, which keeps a job for some minutes after its end, or scontrol's
     error message.  Raises ValueError if SLURM no longer knows the job."""
-    done = subprocess.run(["scontrol", "show", "job", "--oneliner", job_id], capture_output=True, text=True)
-    facts = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", done.stdout))
+    output, why = allocation.scontrol("show", "job", "--oneliner", job_id)
+    facts = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", output))
+    if why and GONE in why:
+        raise ValueError(f"job {job_id}: SLURM no longer lists it ({why}): its log has the rest")
     if not facts:
-        why = done.stderr.strip() or f"scontrol ended with exit code {done.returncode}"
-        if GONE in why:
-            raise ValueError(f"job {job_id}: SLURM no longer lists it ({why}): its log has the rest")
-        return why
+        return why or "scontrol said nothing"
     code, _, signal = facts["ExitCode"].partition(":")
     return facts["JobState"], int(code) or (1 if signal not in ("0", "") else 0), facts.get("Reason", "")
 

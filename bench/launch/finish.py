@@ -37,7 +37,6 @@ ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stoppe
 def finish(
     folder: Path,
     run: Run,
-    exit_code: int | None,
     failure: Section | None,
     clock: RunClock,
     edges: EdgePipe | None = None,
@@ -46,26 +45,26 @@ def finish(
 ) -> None:
     """Completes and writes the record of a run.
 
-    exit_code: of the ranks, None if the launcher ended them; failure: why it ended them (failures.failure), else None.
-    clock: started with the run; edges: the EdgePipe of one of our own runs; ended_by(): returns the signal that stops
-    the reading of the run's files, or None; place: os.lstat() of the folder when it was created, None if unknown.
+    failure: why the run failed (failures.failure), None if its ranks ended well; clock: started with the run; edges:
+    the EdgePipe of one of our own runs; ended_by(): returns the signal that stops the reading of the run's files, or
+    None; place: os.lstat() of the folder when it was created, None if unknown.
     """
     lost = gone = removed(folder, place)
+    rows, stalls = list[step_files.StepRow](), list[Section]()
     if not gone:
         try:
-            return _finish(folder, run, exit_code, failure, clock, edges, ended_by)
+            rows, stalls = _read(folder, run, failure, clock, edges)
+            _keep(folder, run, ended_by)
         except OSError as error:
-            lost = _unfinished(error, "the record could not be finished")
-    _merge(folder, run, {}, lost, clock, None)
-    run["metrics"] = metrics(run, [])
+            lost, rows, stalls = _unfinished(error, "the record could not be finished"), [], []
+    if lost:
+        _merge(folder, run, {}, lost, clock, None)
+    run["metrics"] = metrics(run, rows)
+    run["doubts"] += _stood_still(run, stalls)
     run["validity"], run["validity_reasons"] = validity.validity(run)
-    if not gone:
-        _write(folder, run)
-        return
-    results = folder.parent.parent
-    with contextlib.suppress(OSError, Damaged):  # if the results folder is gone too, no new ledger is begun
-        if any(ledger.lines_with(results, re.compile(run["ledger_sha256"].encode()))):
-            ledger.ended(results, folder, cast(Record, run), is_there=False)
+    _write(folder, run, ended_by, is_there=not gone)
+    if not lost:
+        run_folder.remove_temporary(folder)
 
 
 def removed(folder: Path, place: os.stat_result | None) -> Section | None:
@@ -90,16 +89,13 @@ def _unfinished(error: OSError, what: str) -> Section:
     return failures.failure(failures.kind_of(error), f"{what} ({error})")
 
 
-def _finish(
-    folder: Path,
-    run: Run,
-    exit_code: int | None,
-    failure: Section | None,
-    clock: RunClock,
-    edges: EdgePipe | None,
-    ended_by: Callable[[], str | None],
-) -> None:
-    failure = failure or failures.classify(folder, exit_code)
+def _read(
+    folder: Path, run: Run, failure: Section | None, clock: RunClock, edges: EdgePipe | None
+) -> tuple[list[step_files.StepRow], list[Section]]:
+    """Adds to the record what the ranks left in the folder, which is not changed after that.
+
+    Returns (rows of steps.csv, stalls).  Raises OSError.
+    """
     os.stat(folder)  # raises FileNotFoundError if it was removed
     measured = atomic.read_json(folder / run_folder.RESULT, {})
     failure = after_race.spared(measured, failure)
@@ -121,16 +117,11 @@ def _finish(
             step_files.append_event(folder, event)
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "run_end", "status": run["status"]}
         step_files.append_event(folder, event)
-    run["metrics"] = metrics(run, rows)
-    run["doubts"] += _stood_still(run, stalls)
-    run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
     if failure is None:
         checkpoints.remove(folder)
-    _keep(folder, run, ended_by)
-    _write(folder, run, ended_by)
-    run_folder.remove_temporary(folder)
+    return rows, stalls
 
 
 def _keep(folder: Path, run: Run, ended_by: Callable[[], str | None]) -> None:
@@ -143,7 +134,6 @@ def _keep(folder: Path, run: Run, ended_by: Callable[[], str | None]) -> None:
     if run["failure"] is None and (signal_name := ended_by()):
         why = f"the launcher got {signal_name} while it read the run's files for its record"
         run["status"], run["failure"] = "aborted", failures.failure("interrupted", why, signal_name=signal_name)
-        run["validity"], run["validity_reasons"] = validity.validity(run)
 
 
 def _merge(
@@ -166,14 +156,17 @@ def _merge(
     run["measured"] = private.redact_all(measured.get("measured", {}), REPO) | own
     run["instrument_summaries"] = measured.get("instrument_summaries", {})
     run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)
+    if earlier and failure is None:
+        _close(run, earlier)
     state = checkpoints.newest_state(folder) if failure and failure["kind"] == "preempted" else {}
+    by_rank = run["measured"].get("train_s_by_rank")
     if edges and (failure is None or state):
-        by_rank = run["measured"].get("train_s_by_rank")
         before_s = sum(segment["train_s"] for segment in earlier)
         clock_s = (by_rank[0] if by_rank else state.get("train_s", before_s)) - before_s
         run["referee"]["clock"] = edges.clock(clock_s)
     if earlier and failure is None:
-        _close(run, earlier)
+        run["segments"][-1] |= {"clock": run["referee"].get("clock"), "reason": None}
+        run["referee"]["clock"] = outside_clock.joined([part.get("clock") for part in run["segments"]], by_rank[0])
     clock_doubts = [("clock", doubt) for doubt in clock.doubts()]
     if failure is None and "clock" in run["referee"]:
         clock_doubts += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
@@ -184,14 +177,12 @@ def _merge(
 
 
 def _close(run: Run, earlier: Sequence[Section]) -> None:
-    """Closes the last segment of a complete run, and joins the clocks of all segments."""
+    """Closes the last segment of a complete run, but for its clock."""
     train_s = max(run["measured"]["train_s_by_rank"]) - sum(segment["train_s"] for segment in earlier)
     last = run["segments"][-1] | {"train_s": train_s, "ended_at": run["ended_at"], "status": "complete"}
     last["wall_s"] = run["measured"]["wall_s"] - sum(segment["wall_s"] for segment in earlier)
     last |= {"session_id": run["session_id"], "launched_by": run.get("launched_by")}
-    run["segments"] = [*earlier, last | {"clock": run["referee"].get("clock"), "reason": None}]
-    clocks, claimed_s = [segment.get("clock") for segment in run["segments"]], run["measured"]["train_s_by_rank"][0]
-    run["referee"]["clock"] = outside_clock.joined(clocks, claimed_s)
+    run["segments"] = [*earlier, last]
 
 
 def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Section]:
@@ -221,17 +212,21 @@ def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
         yield {"rank": None, "instrument": "stalls", "doubt": f"{what} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 
-def _write(folder: Path, run: Run, ended_by: Callable[[], str | None] = lambda: None) -> None:
-    """Writes run.json, then the ledger entry.  Errors go to standard error; without its run.json a run is failed."""
-    try:
-        _persist(lambda: atomic.write_json(folder / "run.json", run), run, ended_by)
-    except OSError as error:
-        run["status"], run["failure"] = "failed", _unfinished(error, "run.json could not be finished")
-        run["validity"], run["validity_reasons"] = validity.validity(run)
-        print(f"{folder}: run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
+def _write(folder: Path, run: Run, ended_by: Callable[[], str | None] = lambda: None, is_there: bool = True) -> None:
+    """Writes run.json, if the folder is there, then the ledger entry.  Errors go to standard error; without its
+    run.json a run is failed."""
     results = folder.parent.parent
     try:
-        _persist(lambda: ledger.ended(results, folder, cast(Record, run)), run, ended_by)
+        if is_there:
+            _persist(lambda: atomic.write_json(folder / "run.json", run), run, ended_by)
+    except OSError as error:
+        run["status"], run["failure"] = "failed", _unfinished(error, "run.json could not be finished")
+        run["validity"], run["validity_reasons"] = "invalid", [validity.NOT_COMPLETE]
+        print(f"{folder}: run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
+    try:
+        # if the results folder is gone too, no new ledger is begun
+        if is_there or any(ledger.lines_with(results, re.compile(run["ledger_sha256"].encode()))):
+            _persist(lambda: ledger.ended(results, folder, cast(Record, run), is_there), run, ended_by)
     except (OSError, Damaged) as error:
         print(f"{results}: the ledger lacks the end of {folder.name} ({error})", file=sys.stderr)
 

@@ -311,7 +311,7 @@ class _Launch:
         warned = ending.is_preempted or signal_name in ("SIGUSR1", "SIGUSR2")
         if own and warned and ending.can_requeue and self._job.config.resume == resume.AUTO:
             say("slurm", f"job {own.job_id} starts again, and resumes {self._run['run_id']}", always=True)
-            if why := allocation.requeue(own):
+            if why := allocation.scontrol("requeue", own.job_id)[1]:
                 say("slurm", f"job {own.job_id} does not start again by itself: {why}", always=True)
 
     def _beat(self, beat_s: float) -> float:
@@ -374,7 +374,7 @@ class _Launch:
         may_be_of_data = failure is None or failure["kind"] in failures.BY_CHANGED_DATA
         if may_be_of_data and (changed := datasets.changed(self._job.dataset, gone_too=failure is not None)):
             failure = failures.bad_data(changed, failure)
-        finish.finish(folder, run, exit_code, failure, self._clock, self._edges, signals.late, self._place)
+        finish.finish(folder, run, failure, self._clock, self._edges, signals.late, self._place)
 
 
 def _why(signal_name: str) -> str:

@@ -35,7 +35,7 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     timed_ms = clean_ms if train_s is not None else []
     goal_metric, goal = metric.from_goal(run.get("goal")), run.get("goal") or {}
     names_score = goal_metric != metric.VAL_LOSS or bool(goal.get("budget"))
-    score = _best_within(run, steps) if goal.get("budget") else _last(steps, goal_metric.name)
+    score = _best_within(run, steps, goal_metric) if goal.get("budget") else _last(steps, goal_metric.name)
     reached = target_reached(goal, score, gap_nats) if train_s is not None else None
     return {
         "num_steps": num_steps,
@@ -192,11 +192,10 @@ def score_text(run: Facts) -> str:
     return ", ".join(scores) or f"no {goal.name}"
 
 
-def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
+def _best_within(run: Facts, steps: Sequence[StepRow], goal_metric: metric.Metric) -> float | None:
     """Returns the best value of the goal's metric among the validations within the budget; None without any."""
-    its_metric = metric.from_goal(run["goal"])
-    values = [row.get(its_metric.name) if is_within else None for row, is_within in within_budget(run, steps)]
-    return its_metric.best([value for value in values if value is not None and math.isfinite(value)])
+    values = [row.get(goal_metric.name) if is_within else None for row, is_within in within_budget(run, steps)]
+    return goal_metric.best([value for value in values if value is not None and math.isfinite(value)])
 
 
 def step_past_budget(run: Facts, steps: Sequence[StepRow]) -> int | None:

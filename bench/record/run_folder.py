@@ -86,11 +86,15 @@ def new_folder(
 def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
     """Yields the run folders in and below each path, sorted.  Raises ValueError if a path is not a folder."""
     for path in paths:
-        if not os.path.isdir(path):
-            raise ValueError(
-                f"{path}: is not a folder of runs: ./run.sh table shows those of results/, ./run.sh import reads logs"
-            )
+        refuse_no_folder(path)
         yield from map(Path, sorted(walk(os.fspath(path))))
+
+
+def refuse_no_folder(path: Path | str) -> None:
+    """Raises ValueError if a path that should hold runs is not a folder."""
+    if not os.path.isdir(path):
+        remedy = "./run.sh table shows those of results/, ./run.sh import reads logs"
+        raise ValueError(f"{path}: is not a folder of runs: {remedy}")
 
 
 def walk(path: str) -> Iterator[str]:
@@ -143,9 +147,7 @@ def _check_kinds(path: str, run: Record) -> None:
     json_file.check_kind(run, shape.record(), path)
     for name, value in run["metrics"].items():
         if value is not None and type(value) not in (int, float, bool):
-            raise Damaged(
-                f"{path}: metrics.{name}={str(value)[:40]!r} is not a number: the file was damaged, restore it"
-            )
+            raise Damaged(f"{path}: metrics.{name}={value!r:.40} is not a number: the file was damaged, restore it")
     if run.get("referee") and run.get("status") == "complete":
         try:
             validity.referee_findings(run)
@@ -183,7 +185,7 @@ def killed(run: Record, message: str) -> Record:
         "failure": {**failure, "message": message, "hint": "run it again"},
         "ended_at": run.get("heartbeat_at") or run["started_at"],  # the last sign of life
         "validity": "invalid",
-        "validity_reasons": ["the run did not complete"],
+        "validity_reasons": [validity.NOT_COMPLETE],
     }
 
 

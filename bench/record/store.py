@@ -37,7 +37,7 @@ from typing import Any, BinaryIO, cast
 from bench.base import atomic, paths
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.record import certificates, database, ledger, line_count, row_reader
+from bench.record import certificates, database, ledger, line_count, row_reader, run_folder
 from bench.record.database import CHOSEN, JOINED, KINDS, Database
 from bench.record.row_reader import Place
 from bench.record.rows import Row
@@ -91,8 +91,7 @@ def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[st
         if not os.path.isdir(path):
             if logs_too:
                 continue
-            remedy = "./run.sh table shows those of results/, ./run.sh import reads logs"
-            raise ValueError(f"{path}: is not a folder of runs: {remedy}")
+            run_folder.refuse_no_folder(path)
         is_run = os.path.exists(f"{path}/run.json")
         start = os.path.dirname(path) if is_run else path
         if start not in homes:

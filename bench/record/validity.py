@@ -11,6 +11,7 @@ from bench.base import stats
 from bench.record import outside_clock
 from bench.record.shape import Facts, Section
 
+NOT_COMPLETE = "the run did not complete"
 BUSY = "other programs used"  # how the doubt about a busy machine begins
 MAX_FOREIGN_CPU_CORES = 0.1  # load by other programs during a CPU run; above it, steps take visibly longer (assumed)
 # By how much two ways of computing the mean loss of some thousand tokens may differ: (eager, compiled).  Measured in
@@ -29,7 +30,7 @@ HELD_OUT_BATCHES, HELD_OUT_TOKENS = 2, 2048  # with fewer, the check is skipped
 def validity(run: Facts) -> tuple[str, list[str]]:
     """Returns ("valid", "suspect" or "invalid", reasons) for the record of a run that has ended."""
     if run["status"] != "complete":
-        return "invalid", ["the run did not complete"]
+        return "invalid", [NOT_COMPLETE]
     if audit := run.get("audit"):
         return "invalid", [f"it is an audit run of {audit['run']} on substituted data, not a measurement"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
