@@ -10,6 +10,7 @@ import real_runs
 from bench.data.sources.source import data_root
 from bench.machine import sandbox
 from bench.plans.audit import auditing, final_weights
+from bench.plans.replay import recorded
 from bench.record import certificates, run_folder
 from bench.record.certificates import DOUBTED, FAILED, NOT_POSSIBLE, PASSED
 from bench.record.rows import row_of
@@ -116,11 +117,11 @@ def test_the_processes_see_neither_data_nor_results_nor_the_users_folder(tmp_pat
 )
 def test_a_process_that_ends_answers_something_else_or_hangs_gives_no_logits(tmp_path, monkeypatch, program, why):
     run = trained(tmp_path, "model=gpt2", "goal.num_steps=2")
-    record = run_folder.read(run)
+    record = recorded.read(run)
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
     monkeypatch.setattr(final_weights, "LEAST_S", 0.5 if "sleep" in program else 20.0)
     monkeypatch.setattr(final_weights, "TIMES", 0.0)
-    job = auditing.job_of(run, record, lambda *said: None)
+    job = auditing.job_of(record, lambda *said: None)
     monkeypatch.setattr(sandbox, "command", lambda argv, env, *rest, **named: ([sys.executable, "-c", program], env))
-    verdict = final_weights.verdict(run, record, job)
+    verdict = final_weights.verdict(run, record.run, job)
     assert verdict["outcome"] == DOUBTED and why in verdict["why"]

@@ -164,7 +164,7 @@ TRACE, WAIT_5 = "+instruments=trace instruments.trace.", "profile.schedule={wait
             "every 14 steps, until the run ends: .* no last step: give .*repeat=N",
         ),
         # by the clock
-        (f"{TRACE}active_s=2", "active_s=2: a window by the clock needs its beginning: set first_s too"),
+        (f"{TRACE}active_s=2", "active_s=2: a window by the clock has a beginning: set first_s too"),
         (f"{TRACE}first_s=2 instruments.trace.every_steps=9", "every_steps=9: first_s is set: use every_s"),
         (f"{TRACE}first_s=-1", "first_s=-1: use a number of seconds, 0 or more"),
         (f"{TRACE}first_s=2 +instruments=window", "window trace: first_s=2: whether it overlaps with another"),

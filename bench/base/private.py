@@ -129,19 +129,13 @@ def _logins() -> tuple[str, ...]:
 @functools.lru_cache
 def _hosts() -> tuple[str, ...]:
     """Returns this machine's names according to the kernel and /etc; DNS is not queried, as that may take minutes."""
-    names = {socket.gethostname(), *(word for line in _lines_of("/etc/hostname") for word in line.split())}
+    names = {socket.gethostname(), *plain_file.text_or_empty("/etc/hostname").split()}
     labels = {name.partition(".")[0] for name in names}
-    for line in _lines_of("/etc/hosts"):
+    for line in plain_file.text_or_empty("/etc/hosts").splitlines():
         aliases = line.partition("#")[0].split()[1:]
         if labels & {alias.partition(".")[0] for alias in aliases}:
             names |= set(aliases)
     return tuple(sorted(name for name in names if name.partition(".")[0].lower() not in LOCAL))
-
-
-def _lines_of(path: str) -> list[str]:
-    with contextlib.suppress(Damaged):
-        return plain_file.text(path, errors="replace").splitlines()
-    return []
 
 
 def redact_all(values: Any, repo: Path | str) -> Any:

@@ -37,10 +37,7 @@ class Claimed(TypedDict):
 
 def lacks_claim(folder: Path) -> bool:
     """Returns whether the folder has a claim's README but no claim.yaml."""
-    try:
-        is_claims = COMMAND in markdown_blocks.commands(plain_file.text(folder / "README.md"))
-    except Damaged:
-        return False
+    is_claims = COMMAND in markdown_blocks.commands(plain_file.text_or_empty(folder / "README.md"))
     return is_claims and not (folder / CLAIM).is_file()
 
 

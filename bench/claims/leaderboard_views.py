@@ -10,7 +10,6 @@ from typing import Any
 from bench.base import stats, text_table, utc
 from bench.base.paths import PUBLISHED, results_root, shown
 from bench.base.reading import plain_file
-from bench.base.reading.damage import Damaged
 from bench.claims import leaderboard
 from bench.claims.leaderboard import Board, Entry, Step
 from bench.compare import comparison, eligibility
@@ -161,10 +160,7 @@ def _plain(values: list[Any]) -> str:
 
 def _who(results: Path) -> str | None:
     """Returns the author from the line "By: ..." of the README beside the ledger, or None."""
-    try:
-        match = BY.search(plain_file.text(results / "README.md"))
-    except Damaged:
-        return None
+    match = BY.search(plain_file.text_or_empty(results / "README.md"))
     return match and match[1].strip()[:100]
 
 

@@ -15,8 +15,6 @@ Main = Callable[[list[str]], int]  # a verb's function: its arguments -> exit co
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
 LACKS = "the following arguments are required: "
-MEANT = {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}  # {their name: ours}
-MEANT |= {"--parallel": "--jobs", "--n_jobs": "--jobs"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,9 +91,8 @@ class Parser(argparse.ArgumentParser):
         options = re.findall(r"--[a-z][\w-]+", self.format_help())
         if word.startswith("--html") and "--html" not in options:
             return f"{word}: ./run.sh report writes pages, of a run, a race, a sweep or all results"
-        if (meant := MEANT.get(word.partition("=")[0])) in options:
-            return f"{word}: did you mean {meant}? {self.prog} --help says more"
-        return f"{word}: there is no such option or argument; {did_you_mean(word, options)}{self.prog} --help says more"
+        near = did_you_mean(word.partition("=")[0], options)
+        return f"{word}: there is no such option or argument; {near}{self.prog} --help says more"
 
 
 def latest(parser: argparse.ArgumentParser, option: str, about: str) -> None:

@@ -70,10 +70,8 @@ def arms_from_words(arguments: Sequence[str], on_error: OnError = None) -> list[
         return selected.arms_of_race(only)
     arms = [selected.arm(group) for group in selected.groups]
     if len(arms) > 2 and SEPARATOR not in arguments and all(len(arm.rows) == 1 for arm in arms):
-        raise ValueError(
-            f"each of these {len(arms)} words is one run, and one run has no spread: "
-            "put quotes around a glob ('results/*/*-s?'), or write A1 A2 A3 vs B1 B2 B3"
-        )
+        remedy = "put quotes around a glob ('results/*/*-s?'), or write A1 A2 A3 vs B1 B2 B3"
+        raise ValueError(f"each of these {len(arms)} words is one run, and one run has no spread: {remedy}")
     return arms
 
 

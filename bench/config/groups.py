@@ -29,7 +29,9 @@ VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir, also of the runs that this pro
 NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, likewise
 # {folder of modded-nanogpt's records/: the track in conf/ that has its data, target and rule}
 UPSTREAM_TRACKS = {"track_1_short": "gpt2_small", "track_2_medium": "gpt2_medium", "track_3_optimization": "steps"}
-MEANT = {"gpu": "cuda", "train": "run", "benchmark": "race"}  # what people type for a name that is not spelled like it
+# {what people type: the name here, which is not spelled like it}
+MEANT = {"gpu": "cuda", "train": "run", "benchmark": "race", "--parallel": "--jobs", "--n_jobs": "--jobs"}
+MEANT |= {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}
 NEAR = 0.65  # least difflib ratio of a suggestion: --fast and --passport have 0.63, rnu and run 0.67
 PRIMARY = "config"  # conf/config.yaml, the default root config
 ENTRY_POINTS = "speedrun.conf"  # an entry point name = "my_package.conf" names a package's folder

@@ -206,9 +206,7 @@ def _check_clock(where: str, values: dict[str, Any]) -> None:
     if values["first_s"] is None:
         for key in ("active_s", "every_s"):
             if values[key] is not None:
-                raise ValueError(
-                    f"{where}.{key}={values[key]}: a window by the clock needs its beginning: set first_s too"
-                )
+                raise ValueError(f"{where}.{key}={values[key]}: a window by the clock has a beginning: set first_s too")
     elif values["every_steps"] is not None:
         raise ValueError(f"{where}.every_steps={values['every_steps']}: first_s is set: use every_s=SECONDS")
 
@@ -219,19 +217,16 @@ def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
     for where, values in entries("instruments.trace", settings, TRACE_FIELDS):
         check(where, values)
         _check_clock(where, values)
-        if values["first_step"] <= values["warmup_steps"]:
-            raise ValueError(
-                f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: "
-                f"use first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
-            )
-        num_disturbed = values["warmup_steps"] + values["active_steps"]
-        if values["every_steps"] is None and values["every_s"] is None and values["repeat"]:
+        first_step, warmup_steps, every_steps = (values[key] for key in ("first_step", "warmup_steps", "every_steps"))
+        if first_step <= warmup_steps:
+            remedy = f"use first_step={warmup_steps + 1} or more, or fewer warmup_steps"
+            raise ValueError(f"{where}.first_step={first_step}: its {warmup_steps=} come before it: {remedy}")
+        num_disturbed = warmup_steps + values["active_steps"]
+        if every_steps is None and values["every_s"] is None and values["repeat"]:
             raise ValueError(f"{where}.repeat={values['repeat']}: no distance is set: give every_steps too")
-        if values["every_steps"] is not None and values["every_steps"] < num_disturbed:
-            raise ValueError(
-                f"{where}.every_steps={values['every_steps']}: one cycle takes {num_disturbed} steps, "
-                f"warm-up included: use every_steps={num_disturbed} or more"
-            )
+        if every_steps is not None and every_steps < num_disturbed:
+            what = f"one cycle takes {num_disturbed} steps, warm-up included"
+            raise ValueError(f"{where}.every_steps={every_steps}: {what}: use every_steps={num_disturbed} or more")
         activities = values["activities"] and tuple(values["activities"])
         options = Options(activities, **{flag: values[flag] for flag in FLAGS})
         same = {key: values[key] for key in ("name", *STEP_FIELDS, *CLOCK_FIELDS, "gzip", "max_mib")}
@@ -262,11 +257,6 @@ def kempner_window(settings: dict[str, Any]) -> ProfilerWindow | None:
         gzip=settings["gzip"],
         max_mib=settings["max_mib"],
     )
-
-
-def stage_options(settings: dict[str, Any]) -> Options:
-    """Returns what the profiler of the instrument stages records, from its checked settings."""
-    return Options(None, settings["record_shapes"], settings["profile_memory"], settings["with_stack"])
 
 
 def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None]) -> None:

@@ -24,7 +24,6 @@ from typing import Any, Protocol, Self
 
 from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
 from bench.base.reading import plain_file
-from bench.base.reading.damage import Damaged
 from bench.config.schema import HardwareConfig
 from bench.launch import guard
 from bench.machine import processes, sandbox
@@ -303,10 +302,7 @@ class Group:
             has_begun = (self._folder / "logs" / f"rank{rank}.log").exists()
             failed = {"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()}
             return [failed] if has_begun or exit_code < 0 else []
-        try:
-            text = plain_file.text(self._log, plain_file.MAX_LINES_BYTES, errors="replace")
-        except Damaged:
-            return []
+        text = plain_file.text_or_empty(self._log, plain_file.MAX_LINES_BYTES)
         return failures_of_report(text, time.time() - time.monotonic())
 
 

@@ -179,9 +179,7 @@ def _root() -> Path:
             reasons.append(f"{root} belongs to another user, or others can write to it")
         except OSError as error:
             reasons.append(f"{root}: {error.strerror}")
-    raise ValueError(
-        f"no copy of the code can be written ({'; '.join(reasons)}): set XDG_CACHE_HOME to a folder of yours"
-    )
+    raise ValueError(f"the code cannot be copied ({'; '.join(reasons)}): set XDG_CACHE_HOME to a folder of yours")
 
 
 def _stored(folder: Path) -> Content | None:
@@ -217,9 +215,7 @@ def _make(root: Path, content: Content) -> None:
         os.chmod(folder, 0o555)
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was first
-            raise ValueError(
-                f"{root}: the copy of the code cannot be written there ({error.strerror}): free space"
-            ) from None
+            raise ValueError(f"{root}: the code cannot be copied there ({error.strerror}): free space") from None
     finally:
         _remove(made)
 

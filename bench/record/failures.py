@@ -258,10 +258,7 @@ def _killed(folder: Path, ended: Section) -> Section:
 
 
 def _log(folder: Path, name: str) -> str:
-    try:
-        return plain_file.text(folder / "logs" / name, plain_file.MAX_LINES_BYTES, errors="replace")
-    except Damaged:
-        return ""
+    return plain_file.text_or_empty(folder / "logs" / name, plain_file.MAX_LINES_BYTES)
 
 
 def last_step(folder: Path) -> int | None:

@@ -16,6 +16,7 @@ from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 
 RSS_SUFFIX = ".rss.json"
+REMEDY = "give what torch.cuda.memory._dump_snapshot wrote"
 MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
 PATTERNS = ("memory/*.pickle", "memory/*" + RSS_SUFFIX, "traces/**/*_mem.pickle")
 
@@ -37,13 +38,11 @@ def load(path: Path | str) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
         why = str(error) if isinstance(error, PermissionError) else "it is no pickle, or a damaged one"
-        raise ValueError(
-            f"{path}: is not a memory snapshot ({why}): give what torch.cuda.memory._dump_snapshot wrote"
-        ) from None
+        raise ValueError(f"{path}: is not a memory snapshot ({why}): {REMEDY}") from None
     try:
         return checked(snapshot)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}: give what torch.cuda.memory._dump_snapshot wrote") from None
+        raise ValueError(f"{path}: {error}: {REMEDY}") from None
 
 
 def checked(snapshot: object) -> dict[str, Any]:

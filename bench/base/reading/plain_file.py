@@ -143,6 +143,13 @@ def text(path: Path | str, max_bytes: int = MAX_BYTES, errors: str = "strict") -
         raise Damaged(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
 
 
+def text_or_empty(path: Path | str, max_bytes: int = MAX_BYTES) -> str:
+    """Returns the text of a file as far as it is UTF-8; "" if it is missing or cannot be read."""
+    with contextlib.suppress(Damaged):
+        return text(path, max_bytes, errors="replace")
+    return ""
+
+
 @contextlib.contextmanager
 def lines(path: Path | str, max_bytes: int = MAX_LINES_BYTES) -> Iterator[Iterator[str]]:
     """with lines(path) as rows: ...   Reads a table line by line.

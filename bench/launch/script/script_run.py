@@ -210,7 +210,6 @@ class Watched:
     def conclude(self, run: Section, exit_code: int | None, failure: Section | None) -> Section | None:
         """Writes the script's half of the record, as bench/training/ does for our own runs.  Returns any failure."""
         if self.confined:
-            self.confined.collect()
             run["script"]["sandbox"] = self.confined.kind
         if self._ended_by:  # SIGTERM was the launcher's: what a rank reports of it is no failure
             run["script"]["ended_by"] = self._ended_by

@@ -28,6 +28,7 @@ from bench.machine.telemetry import nvml
 NICE = 10
 FOREIGN_EVERY_S = 1.0
 PARENT_EVERY_S = 1.0
+NOT_REPORTED = (OSError, AttributeError, NotImplementedError, RuntimeError)  # what psutil raises then, by system
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 FAULTS = "logs/gpus.log"  # in the folder of telemetry.csv; bench/record/failures.py reads it
 FAMILY_S = 10.0  # interval of searches, which read a file of each process: some 10 ms on a large machine
@@ -90,20 +91,17 @@ class Host:
 
 def _frequency_mhz() -> float | None:
     """Returns the mean over the CPUs, or None if the system does not report it (many virtual machines)."""
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, AttributeError, NotImplementedError, RuntimeError):
-        return None
-    return frequency.current or None if frequency else None
+    with contextlib.suppress(*NOT_REPORTED):
+        return psutil.cpu_freq().current or None
+    return None
 
 
 def _temperature_c() -> float | None:
     """Returns the hottest sensor of the CPU, or None if there is none."""
-    try:
+    with contextlib.suppress(*NOT_REPORTED):
         sensors = psutil.sensors_temperatures()
-    except (OSError, AttributeError):
-        return None
-    return max((sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())), default=None)
+        return max((sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())), default=None)
+    return None
 
 
 # The columns of telemetry.csv; a cell is empty if the device has no such figure.  All rows of one tick share its

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from bench.base import atomic, utc
 from bench.base.paths import REPO, results_root, variables
-from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
@@ -24,6 +23,8 @@ from bench.launch import after_race, launcher
 from bench.launch.prepare import Job, prepare
 from bench.plans.audit import counterfactual, final_weights
 from bench.plans.audit.counterfactual import NotPossible
+from bench.plans.replay import recorded
+from bench.plans.replay.recorded import Recorded
 from bench.record import certificates, failures, ledger, off_clock, printed_times, run_folder, step_files
 from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
 from bench.record.shape import Facts
@@ -43,9 +44,9 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
 
     Raises ValueError if it cannot be audited.
     """
-    run = cast(Run, run_folder.read(folder))
-    refuse(folder, run)
-    job = job_of(folder, run, say)
+    record = recorded.read(folder)
+    refuse(record)
+    run, job = record.run, job_of(record, say)
     audits = list[Any]()
     for kind in kinds or counterfactual.KINDS + (() if job.script else (final_weights.KIND,)):
         has_run = any(audit.get("run") for audit in audits)
@@ -73,11 +74,12 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
 
 def audit_clock(folder: Path, say: Say) -> off_clock.Account:
     """Runs a script again and samples it. Raises ValueError if it is no script, cannot run again, or failed."""
-    run = cast(Run, run_folder.read(folder))
+    record = recorded.read(folder)
+    run = record.run
     if not run.get("script"):
         raise ValueError(f"{folder.name}: it is not a script's run, and a model is timed by the harness's own loop")
-    refuse(folder, run, own_data_too=True)
-    job = job_of(folder, run, say)
+    refuse(record, own_data_too=True)
+    job = job_of(record, say)
     assert job.script is not None
     about = {"run": f"{run['track']}/{run['run_id']}", "kind": CLOCK}
     made = Path(tempfile.mkdtemp(prefix="speedrun-samples-"))
@@ -117,32 +119,29 @@ def outcome_of(outcomes: Sequence[str]) -> str:
     return PASSED if all(outcome in (PASSED, NOT_POSSIBLE) for outcome in outcomes) else DOUBTED
 
 
-def refuse(folder: Path, run: Run, own_data_too: bool = False) -> None:
-    """Raises ValueError if the run cannot be repeated here. own_data_too: accept scripts that bring their own data."""
-    if run.get("imported"):
-        raise ValueError(f"{folder.name}: was imported from a log, so there is nothing to run again")
-    if run["status"] != "complete":
-        raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be audited")
+def refuse(record: Recorded, own_data_too: bool = False) -> None:
+    """Raises ValueError if the run cannot be audited. own_data_too: accept scripts that bring their own data."""
+    run, why = record.run, None
     if run.get("audit"):
-        raise ValueError(f"{folder.name}: is itself an audit run: audit {run['audit']['run']} instead")
-    if run["data"]["source"] == "script" and not own_data_too:
-        raise ValueError(f"{folder.name}: cannot be audited: it brings its own data, which an audit cannot replace")
-    if run["hardware"].get("nodes"):
-        raise ValueError(f"{folder.name}: cannot be audited: it ran on several nodes; audit a run on one node")
+        why = f"is itself an audit run: audit {run['audit']['run']} instead"
+    elif run["data"]["source"] == "script" and not own_data_too:
+        why = "cannot be audited: it brings its own data, which an audit cannot replace"
+    elif run["hardware"].get("nodes"):
+        why = "cannot be audited: it ran on several nodes; audit a run on one node"
+    if why is not None:
+        raise ValueError(f"{record.folder.name}: {why}")
 
 
-def job_of(folder: Path, run: Run, say: Say) -> Job:
+def job_of(record: Recorded, say: Say) -> Job:
     """Returns the run as a job of today. Raises ValueError if its settings or code are not here."""
-    path, hardware = folder / "overrides.yaml", run["hardware"]
-    typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
-    overrides = [word for word in typed if not word.lstrip("+~").startswith(LEFT_OUT)]
+    run, hardware = record.run, record.run["hardware"]
+    overrides = [word for word in record.overrides if not word.lstrip("+~").startswith(LEFT_OUT)]
     overrides += [f"seed={run['seed']}", f"hardware.device={hardware['device']}"]
     overrides += [f"hardware.num_processes={hardware['num_processes']}"]
     overrides = list(dict.fromkeys(overrides))
     if run.get("script"):
-        script = yaml_file.read(folder / "config.yaml")["script"]
         for key in ("path", "root"):
-            if word := script.get(key):
+            if word := record.config["script"].get(key):
                 is_inside = word.startswith("./")  # inside the checkout
                 overrides.append(f"script.{key}={REPO / word[2:] if is_inside else os.path.expanduser(word)}")
     job = prepare(overrides, say=lambda text: say("data", text))
@@ -152,9 +151,8 @@ def job_of(folder: Path, run: Run, say: Say) -> Job:
         differing = job.source_sha256 != run["code"]["source_sha256"]
     if differing or job.config_id != run["config_id"]:
         what = "sources" if differing else "settings"
-        raise ValueError(
-            f"{folder.name}: the {what} here differ from the record's: check out what the run used, then audit it"
-        )
+        remedy = "check out what the run used, then audit it"
+        raise ValueError(f"{record.folder.name}: the {what} here differ from the record's: {remedy}")
     return job
 
 

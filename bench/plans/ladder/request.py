@@ -85,9 +85,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
     if "sequential" in settings:
         raise ValueError("n=auto: each change of a ladder is judged once, after all runs: give n=3 or more")
     if settings.pop("arms"):
-        raise ValueError(
-            "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"
-        )
+        raise ValueError("a ladder makes its own arms, the rungs: name rungs, or race others by ./run.sh race")
     return [word for word in arguments if "=" not in word], named_sizes[-1] if named_sizes else None, settings
 
 

@@ -171,13 +171,11 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
     baseline = next(iter(facts))
     for name in [name for name in rows if name != baseline and baseline in rows]:
         answer = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name))
-        if (
-            refusals := answer.loss_refusals if rows[name].get("budget") else answer.refusals
-        ):  # a budget asks for the loss
-            raise ValueError(
-                f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms the "
-                "same (what is written beside the arms holds for all); --anyway races them without a verdict on time"
-            )
+        refusals = answer.loss_refusals if rows[name].get("budget") else answer.refusals  # a budget asks for the loss
+        if refusals:
+            why = f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}"
+            same = "give all arms the same (what is written beside the arms holds for all)"
+            raise ValueError(f"{why}: {same}; --anyway races them without a verdict on time")
 
 
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:

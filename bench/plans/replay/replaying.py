@@ -245,9 +245,7 @@ def agree(record: Recorded, replayed: Recorded) -> None:
             for run in (record, replayed)
         ]
         if groups := [group for group in configs[0] if configs[0][group] != configs[1].get(group)]:
-            raise ValueError(
-                f"the settings that the record holds give another {', '.join(groups)} than its config.yaml"
-            )
+            raise ValueError(f"the record's settings give another {', '.join(groups)} than its config.yaml")
     for split in ("train", "val"):
         if [shard["sha256"] for shard in theirs["data"][split]] != [shard["sha256"] for shard in ours["data"][split]]:
             raise ValueError(f"the {split} shards here are not those of the record: another sha256")
@@ -265,7 +263,5 @@ def _agree(record: Recorded, ids: Mapping[str, str] | None) -> None:
     for key, value in wanted.items():
         if ids[key] != value:
             what = "settings" if key == "config_id" else "code"
-            raise ValueError(
-                f"the {what} that the record holds give {key} {ids[key][:12]}, and run.json says {value[:12]}: "
-                f"{rebuilding.CHANGED}"
-            )
+            given = f"the {what} that the record holds give {key} {ids[key][:12]}"
+            raise ValueError(f"{given}, and run.json says {value[:12]}: {rebuilding.CHANGED}")

@@ -92,10 +92,8 @@ def last_step(chosen: Chosen) -> int:
     """Returns the step (the first is 1) at which the last window ends.  Raises ValueError if there is no window."""
     last_steps = [instrument.last_step(settings) for _, instrument, settings in _each(chosen)]
     if not any(last_steps):
-        raise ValueError(
-            "profile.stop_after_window=true: no chosen instrument has a window of steps: choose one, e.g. "
-            "profile=modded, profile=window or profile=memory"
-        )
+        remedy = "choose one, e.g. profile=modded, profile=window or profile=memory"
+        raise ValueError(f"profile.stop_after_window=true: no chosen instrument has a window of steps: {remedy}")
     return max(step for step in last_steps if step is not None)
 
 

@@ -98,7 +98,8 @@ class Stages(Profiling):
     def _begin(self, phase: str, *ranges: str) -> None:
         if not self._mine or phase in self._done or self._recording is not None:
             return
-        self._recording = self._recording_of(phase, windows.stage_options(self._settings), stage=phase)
+        recorded = {name: self._settings[name] for name in ("record_shapes", "profile_memory", "with_stack")}
+        self._recording = self._recording_of(phase, windows.Options(**recorded), stage=phase)
         if self.context.device_type == "cuda":
             self._history = History(phase, self._settings["max_entries"], self._settings["stacks"])
             with contextlib.suppress(RuntimeError):  # another instrument keeps a history, which is dumped instead
