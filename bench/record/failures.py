@@ -281,10 +281,8 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
             run["measured"] = private.redact_all(left["measured"], REPO)
             run["model"], run["environment"] = left.get("model", run["model"]), run["environment"] | left["torch_facts"]
             run["metrics"] = metrics(run, step_files.read(folder))
-        run["status"] = "aborted"
-        run["ended_at"] = utc.now()
+        run = {**run_folder.killed(run, message), "ended_at": utc.now()}
         run["failure"] = failure("launcher_killed", message, step=last_step(folder))
-        run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)
         if run.get("script") and not (work := folder / "work").is_symlink():
