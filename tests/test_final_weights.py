@@ -116,12 +116,11 @@ def test_the_processes_see_neither_data_nor_results_nor_the_users_folder(tmp_pat
     ],
 )
 def test_a_process_that_ends_answers_something_else_or_hangs_gives_no_logits(tmp_path, monkeypatch, program, why):
-    run = trained(tmp_path, "model=gpt2", "goal.num_steps=2")
-    record = recorded.read(run)
+    record = recorded.read(trained(tmp_path, "model=gpt2", "goal.num_steps=2"))
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
     monkeypatch.setattr(final_weights, "LEAST_S", 0.5 if "sleep" in program else 20.0)
     monkeypatch.setattr(final_weights, "TIMES", 0.0)
     job = auditing.job_of(record, lambda *said: None)
     monkeypatch.setattr(sandbox, "command", lambda argv, env, *rest, **named: ([sys.executable, "-c", program], env))
-    verdict = final_weights.verdict(run, record.run, job)
+    verdict = final_weights.verdict(record.folder, record.run, job)
     assert verdict["outcome"] == DOUBTED and why in verdict["why"]

@@ -370,8 +370,7 @@ def test_what_a_run_used_must_be_known_to_count_and_the_first_step_past_the_budg
     run = {"measured": {}, "model": {}, "goal": NOTHING | {"budget": {"time_s": 2.0}}}
     assert (metrics.step_past_budget(run, rows), metrics.step_past_budget(run, rows[:2])) == (3, None)
     by_tokens = run | {"goal": NOTHING | {"budget": {"tokens": 1000}}}
-    best = metrics._best_within(by_tokens, rows, metric.VAL_LOSS)
-    assert (best, metrics.step_past_budget(by_tokens, rows)) == (None, None)
+    assert metrics._best_within(by_tokens, rows, metric.VAL_LOSS) is metrics.step_past_budget(by_tokens, rows) is None
     assert metrics.step_past_budget(by_tokens | {"measured": {"batch_tokens": 400}}, rows) == 3
 
 
