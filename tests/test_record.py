@@ -395,9 +395,9 @@ def test_a_host_is_taken_out_with_its_domain_whatever_it_is_called(host, text, c
 
 
 def test_this_machines_names_are_those_of_the_kernel_and_of_etc(monkeypatch):
-    texts = {"/etc/hostname": ["gpu7"], "/etc/hosts": ["127.0.0.1 localhost", "10.0.0.7 gpu7.corp.example gpu7 # x"]}
+    texts = {"/etc/hostname": "gpu7\n", "/etc/hosts": "127.0.0.1 localhost\n10.0.0.7 gpu7.corp.example gpu7 # x\n"}
     monkeypatch.setattr(private.socket, "gethostname", lambda: "gpu7")
-    monkeypatch.setattr(private, "_lines_of", texts.__getitem__)
+    monkeypatch.setattr(private.plain_file, "text_or_empty", texts.__getitem__)
     private._hosts.cache_clear()
     try:
         assert private._hosts() == ("gpu7", "gpu7.corp.example")
