@@ -14,6 +14,7 @@ import threading
 import traceback
 from types import SimpleNamespace
 
+import browser
 import claimed
 import pytest
 import real_runs
@@ -28,6 +29,9 @@ from bench.plans.referee import deciding, page, refereeing, serving
 from bench.plans.referee import search as searches
 from bench.plans.replay import certificate
 from bench.record import certificates, ledger, outside_clock, race_folder, run_folder
+
+FACTS_OF_OWN = arm_process.facts_of_own
+
 
 # ---- whole searches, of runs that cost no time
 
@@ -193,6 +197,7 @@ def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
     tries.loss_of = lambda arm, seed: 2.75 + 0.001 * (seed % 11) - 0.5 * tries.gain()
     search, decided = tried(begun(tries, on="loss", effect=None), "optim.beta2=0.92")
     assert decided["decision"] == "keep" and decided["gain"] == pytest.approx(0.01)
+    assert decided["ci95"][0] <= decided["gain"] <= decided["ci95"][1] and "0.0100 nats better in" in decided["why"]
     orders = [race_folder.read(race_folder.of(search.results, name))["order"] for name in decided["races"]]
     assert not any(place["discarded"] for order in orders for place in order)  # a loss needs no warm-up
     tries.losses_of = lambda arm, seed: {0: 5.6, 60: 3.2, 120: 2.5} if tries.gain() > 0.025 else None
@@ -203,10 +208,13 @@ def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
     assert list(deciding.replay(search)) == []
 
 
-def test_a_refusal_says_what_to_mend_and_is_free(tries):
+def test_a_refusal_says_what_to_mend_and_is_free(tries, monkeypatch):
     search = begun(tries)
     search, decided = tried(search, "optim.beta2=0.9")
     assert decided["decision"] == "refused" and "same config" in decided["why"]
+    monkeypatch.setattr(arm_process, "facts_of_own", FACTS_OF_OWN)
+    search, decided = tried(search, "optim.lr=nonsense")
+    assert decided["why"] == "optim.lr=nonsense: use a number above 0"  # and nothing of an arm B
     with pytest.raises(ValueError, match="goal.num_steps=5: a submission can change only model, optim"):
         refereeing.submit(search, ["goal.num_steps=5"], "", "")
     assert search.confirmations == [] and tries.num_started == 14  # the calibration's alone
@@ -239,7 +247,7 @@ def test_a_submission_before_the_calibration_has_ended_is_decided_once_start_has
 
 
 def test_a_search_that_could_see_nothing_is_refused(tries):
-    with pytest.raises(ValueError, match="takes .* s to be shown, and .* s are left"):
+    with pytest.raises(ValueError, match="to show .* takes .* s, but .* s are left"):
         begun(tries, effect=0.0001)
     assert searches.read(searches.find(tries.results.folder)).has_ended
 
@@ -524,3 +532,5 @@ def test_the_page_has_the_staircase_and_the_luck(tries):
     assert "1 of 2 submissions were kept: 2.0" in answer.terminal() and "1 more looked good" in answer.terminal()
     text = answer.html()
     assert "1 keep" in text and "2 drop, luck" in text and "<b>luck</b>" not in text
+    page.write(search)
+    browser.look_at(search.folder / page.NAME)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from bench.base.text_table import counted
-from bench.compare import searching
+from bench.compare import searching, wording
 from bench.compare.searching import Finding
 from bench.plans.audit import auditing
 from bench.plans.race import arm_process, runner, state
@@ -69,7 +69,9 @@ class Raced:
         """Returns gain and interval in the unit of the question, and a time's cause if the looks agree with it."""
         gain = self.finding["gain"]
         if self.search.settings["on"] == "loss":
-            return {"gain": gain, "ci95": (self.against.get("val_loss") or {}).get("ci95")}
+            loss: Any = self.against.get("val_loss") or {}
+            edges = [-wording.metric_of(loss).sign * edge for edge in loss.get("ci95") or ()]
+            return {"gain": gain, "ci95": sorted(edges) or None}
         ci95_pct = (self.against.get("time") or {}).get("ci95_pct")
         traces = (self.against.get("diagnosis") or {}).get("traces")
         agrees = traces is not None and (gain or 0.0) * traces["change_ms"] < 0

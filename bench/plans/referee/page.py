@@ -70,7 +70,7 @@ def _staircase(search: Search) -> Safe:
         total += _gain(entry)
         value = total if is_loss else 100 * math.exp(-total)
         rows.append(stairs.Row(str(entry.number), text_table.middle(entry.note or entry.about, MAX_CHARS), value))
-    unit = "better than at the start" if is_loss else "% of the time at the start"
+    unit = f"{search.unit} better than at the start".strip() if is_loss else "% of the time at the start"
     return stairs.plot([stairs.Panel("After each keep", unit, rows)])
 
 
@@ -99,7 +99,7 @@ def _numbers(search: Search, gain: float | None, interval: list[float] | None) -
     if gain is None:
         return ""
     if search.settings["on"] == "loss":
-        unit, digits = "", 4
+        unit, digits = search.unit, 4
     else:
         unit, digits, gain = " %", 1, 100 * -math.expm1(-gain)
     between = f"({interval[0]:+,.{digits}f} to {interval[1]:+,.{digits}f}{unit})" if interval else ""
@@ -112,7 +112,7 @@ def _method(search: Search) -> list[str]:
     lines = [f"The first champion: {_without_folders(' '.join(overrides))}."]
     if calibration is not None:
         stop = search.stop(None)
-        noise = f"{stop['sd']:.4g}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"
+        noise = f"{stop['sd']:.4g}{search.unit}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"
         champion = "The champion {} on random and held-out tokens, {}."
         audits = ("passed the audits", "and so must every keep")
         unaudited = ("could not be audited", "so keeps are not audited either")

@@ -25,7 +25,7 @@ from bench.plans.referee import submission as submissions
 from bench.plans.referee.deciding import CONFIRMATION, RACE, Raced
 from bench.plans.referee.search import Arm, Search, Submission
 from bench.record import certificates, ledger, race_folder, run_folder
-from bench.record.rows import row_of
+from bench.record.rows import metric_of, row_of
 
 CALIBRATION_ROUNDS = 6
 SIGHT = 5 / 3  # default effect in standard deviations of a run: a confirmation takes about ten rounds
@@ -102,7 +102,8 @@ def calibrate(search: Search) -> Search:
     run_s = stats.mean(row["wall_s"] or 0.0 for row in rows[0])
     last = rows[0][-1]
     check_s = (last["train_s"] or run_s) * min(1.0, max(CHECKED_FRAC, short.NUM_STEPS / (last["num_steps"] or 1)))
-    facts = {"race_id": folder.name, "sd": sd, "effect": effect, "run_s": run_s, "spent_s": spent_s}
+    facts = {"race_id": folder.name, "sd": sd, "effect": effect, "unit": metric_of(rows[0]).unit}
+    facts |= {"run_s": run_s, "spent_s": spent_s}
     why = _short_run(search, "champion", champion, check_s, run_s)
     facts["check_s"] = check_s if why is None else None
     devices = run_folder.read(rounds[0][0])["world_size"]
@@ -145,11 +146,11 @@ def _refuse_blind(search: Search) -> None:
     left_s = budget_s - search.spent_s
     if cost_s(search, effect) > left_s:
         seen = sight(search, left_s)
-        what = "nothing at all" if math.isinf(seen) else search.shown(seen)
-        why = f"{search.shown(effect)} takes {cost_s(search, effect):.0f} s to be shown"
+        what = "nothing" if math.isinf(seen) else search.shown(seen)
+        why = f"to show {search.shown(effect)} takes {cost_s(search, effect):.0f} s"
         searches.append(search, "search_end", why=why)
         remedy = "give a longer budget, a larger effect, shorter runs or a quieter machine"
-        raise ValueError(f"{why}, and {left_s:.0f} s are left, in which this machine can show {what}: {remedy}")
+        raise ValueError(f"{why}, but {left_s:.0f} s are left, in which this machine can show {what}: {remedy}")
 
 
 def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> tuple[Search, int]:
@@ -314,7 +315,7 @@ def _refuse(search: Search, submission: Submission) -> Facts | None:
     except planning.Identical:
         raise Refused("it has the same config and code as the champion: there is nothing to race") from None
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise Refused(str(error).removeprefix("B: ")) from None  # the name of the candidate in its race
     goals = [facts[name].get("row", {}) for name in "AB"]
     for name in GOAL:  # a yaml of a diff can set anything (# @package _global_)
         if (was := goals[0].get(name)) != (now := goals[1].get(name)):

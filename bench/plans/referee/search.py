@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+from bench.base.metric import VAL_LOSS
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.compare import searching
@@ -53,6 +54,7 @@ class Calibration(TypedDict):
     race_id: str
     sd: float  # standard deviation of a run, of log time or in the metric's unit
     effect: float  # the gain that the search looks for, in the same unit
+    unit: NotRequired[str]  # of the goal's metric; absent in journals that began before it was kept
     run_s: float  # wall time of one run
     spent_s: float
     devices: int
@@ -154,10 +156,15 @@ class Search:
         ended = [bool(entry.decided and entry.decided["decision"] == "keep") for entry in self.confirmations]
         return searching.level(self.settings["alpha"], ended)
 
+    @property
+    def unit(self) -> str:
+        """The unit of the goal's metric as it follows a number, " nats"; "" for a metric without one."""
+        return f" {self.calibration.get('unit', VAL_LOSS.unit) if self.calibration else VAL_LOSS.unit}".rstrip()
+
     def shown(self, gain: float) -> str:
         """Formats a gain in the unit of the question."""
         if self.settings["on"] == "loss":
-            return f"{abs(gain):.4f} {'better' if gain >= 0 else 'worse'}"
+            return f"{abs(gain):.4f}{self.unit} {'better' if gain >= 0 else 'worse'}"
         return f"{abs(100 * math.expm1(-gain)):.2f} % {'less' if gain >= 0 else 'more'} time"
 
 
