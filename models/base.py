@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class LanguageModel(nn.Module):
-    """A subclass adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT) and init_weights(generator).
+    """A subclass adds blocks, num_heads, head_dim, head_weight() [V, D], logits(tokens_BT) [B, T, V], init_weights().
 
     A model with windows or documents may add the following, which the trainer then uses:
     set_window(window_tokens: int) -> None  sets how far back its long windows reach, a multiple of its window_block.
@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
             self.ahead_weights[index].fill_(weight)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Returns mean nats per token, float32 even under bf16 autocast; in training as set_ahead_weights() says."""
+        """Returns the mean nats of int64 targets, a float32 scalar even under bf16; see also set_ahead_weights()."""
         logits_BTV = self.logits(tokens_BT)
         if self.training and self.ahead_weights is not None:
             return loss_ahead(logits_BTV, targets_BT, self.ahead_weights)

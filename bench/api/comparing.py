@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Comparison(Answer):
-    """A comparison of B, or of several candidates, with A.  against: {candidate: all facts about it}."""
+    """A comparison with A.  against: {candidate: its facts}; with several, the other properties raise ValueError."""
 
     def __init__(self, arms: Sequence[selection.Arm], compared: Sequence[tuple[str, compare_verdict.Comparison]]):
         self.arms = arms
@@ -40,17 +40,17 @@ class Comparison(Answer):
 
     @property
     def change_pct(self) -> float | None:
-        """Change of the training time in percent; negative means faster.  None if an arm has no time."""
+        """Change of the geometric mean of train_s in percent; negative means faster.  None if an arm has no time."""
         return self._only["time"]["change_pct"]
 
     @property
     def ci95_pct(self) -> list[float] | None:
-        """The 95 % interval of change_pct; None for too few runs."""
+        """The 95 % interval of change_pct, [low, high]; None for too few runs."""
         return self._only["time"]["ci95_pct"]
 
     @property
     def change_of_loss(self) -> float | None:
-        """Change of the goal's metric, in its own unit (val_loss: nats per token)."""
+        """Change of the mean of the goal's metric, in its unit (val_loss: nats per token); None if an arm has none."""
         return self._only["val_loss"]["change"]
 
     @property

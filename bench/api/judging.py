@@ -20,7 +20,7 @@ MARKS = {True: ("pass", "good"), None: ("-", "soft"), False: ("FAIL", "bad")}
 
 
 class Judgement(Answer):
-    """Whether a claim holds by its track's rules.  accepted: None for logs that do not contradict the claim."""
+    """Whether a claim holds.  rules: a dict each; accepted: True, False, or None for logs that do not contradict it."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.accepted: bool | None = facts["accepted"]
@@ -41,7 +41,7 @@ def judge(*runs: Named, track: str | None = None, against: Named | None = None, 
     """Judge whether these runs together make a claim that holds: ./run.sh judge.
 
     runs: run folders, a race of two arms, RACE:ARM, a claim's folder, or with track also logs.  against: the runs of
-    the record that stands, for the rule on two results; replayed: ask for a replay of each run too.
+    the record that stands, for the rule on two results; None: no such rule.  replayed: require replays of each run.
     Raises ValueError if nothing can be claimed, or a race has several candidates.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ def figure(charts: Sequence[Spec], changes: Sequence[Panel] = ()) -> "Figure":
     Raises ImportError without matplotlib, ValueError if there is nothing to draw.
     """
     if not charts and not changes:
-        raise ValueError("nothing to plot: no run has these values; to_dict() has the numbers that there are")
+        raise ValueError("nothing to plot: no run has these values; to_dict() returns what is known")
     made = _empty(len(charts) + bool(changes))
     rows = [[f"chart {number}"] * max(1, len(changes)) for number in range(len(charts))]
     top = [[panel.title for panel in changes]] if changes else []

@@ -14,11 +14,12 @@ class Projection(Answer):
 
     @property
     def step_ms(self) -> float:
+        """The projected milliseconds of a step."""
         return float(self.to_dict()["step_ms"])
 
     @property
     def interval_ms(self) -> tuple[float, float] | None:
-        """The interval of step_ms; None if no similar projection was ever checked."""
+        """The interval of step_ms, (low, high) in ms; None if no similar projection was ever checked."""
         answer: dict[str, Any] = self.to_dict()
         return (answer["low_ms"], answer["high_ms"]) if answer["checked"] else None
 
@@ -33,9 +34,9 @@ def project(
 ) -> Projection:
     """Project a step of a run, or of the traces of the ranks of one job, to gpus GPUs on nodes nodes in total.
 
-    link: nvlink4 (the default for GPUs), nvlink4,ib400, another of links.LINKS, or a file with tables of nccl-tests or
-    a passport.  scaling: strong keeps the batch (the default for runs), weak keeps each GPU's work (for traces).
-    usd_per_gpu_hour applies only to runs.
+    link: nvlink4, "nvlink4,ib400" with several nodes, another name of ./run.sh project --help, or a file with tables of
+    nccl-tests or a passport; None: nvlink4 for GPUs.  scaling: "strong" keeps the batch (the default for runs), "weak"
+    keeps each GPU's work (for traces).  usd_per_gpu_hour: also project the cost of a run; None: no cost.
     Raises ValueError, with the reason, if nothing can be projected.
     """
     jobs = traces.jobs(names_for("project", what))

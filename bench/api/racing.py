@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Race(Answer):
-    """A race that has ended or was interrupted.  against: {candidate: all facts about it}; {} without a verdict."""
+    """A race and its folder; speedrun.load(race.id) loads its runs.  against: as in Comparison; {} without a verdict.
+
+    status: complete, stopped_early, abandoned or interrupted.
+    """
 
     def __init__(self, folder: Path, race: race_folder.Race) -> None:
         self.folder = folder
@@ -51,7 +54,7 @@ def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_p
 
     settings: settings of every arm, "goal.num_steps=100".  Arms are keywords that begin with a capital, A="",
     B="optim=muon optim.lr=0.01" or B={"optim": "muon", "optim.lr": 0.01}; the others belong to the plan: n=5,
-    looks=[3, 5], alpha, margin, seed, name, on, compilations.
+    looks=[3, 5], alpha, margin (in the unit of the goal's metric), seed, name, on, compilations.
     quiet: print nothing.  anyway: race even on a busy machine.  No numbers are printed until the race has ended.
     An interrupt ends it with the status "interrupted", and ./run.sh race --resume continues it.
     Raises ValueError if the arms or the plan cannot be raced.

@@ -139,7 +139,7 @@ class Runs(Sequence[Run]):
         return [{name: _cell(row.get(name)) for name in names} for row in rows]
 
     def plot(self, y: str = "val_loss", x: str = "step") -> "Figure":
-        """Plot a curve per run.  Needs matplotlib.
+        """Plot a curve per run.  Needs matplotlib; raises ValueError if no run has the values.
 
         y: val_loss, the metric of the runs' goal, train_loss or step_ms.  x: step, train_s or tokens.
         """

@@ -63,9 +63,10 @@ def explain(
     """Explain why a step takes so long, from a run or traces, or what changed between two: ./run.sh explain.
 
     what: runs, Kineto traces (files of the ranks of one job) or folders of them; of a race of two arms, or of two arms,
-    RACE:A and RACE:B, the first run of each that has a trace.  passport: measured limits in place of those kept for the
-    run's machine; annotated: the folder to write the traces to with the account as tracks; captured: traces of the
-    captures of CUDA graphs, which say what the graphs' kernels are.
+    RACE:A and RACE:B, the first run of each that has a trace.  rules, include_last_step: as of trace().  passport: a
+    file of measured limits; None: that kept for the run's machine.  annotated: a folder in which to write the traces
+    again with the account as tracks; None: nowhere.  captured: traces of the captures of CUDA graphs, which say what
+    the graphs' kernels are.
     Raises ValueError if there is nothing to explain.
     """
     names = _arms_of_race(names_for("explain", what))
@@ -154,7 +155,9 @@ class Trace(Answer):
 def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, include_last_step: bool = False) -> Trace:
     """Analyze Kineto traces of any PyTorch program: ./run.sh analyze.  Writes nothing.
 
-    paths: runs, trace files (the ranks of one job), folders of them.  Raises ValueError if there is no trace.
+    paths: runs, trace files (the ranks of one job), folders of them.  rules: categories of kernels, the first that fits
+    counts.  include_last_step: count the last ProfilerStep too, whose kernels may be cut off.
+    Raises ValueError if there is no trace.
     """
     answers: dict[str, dict[str, Any]] = {}
     for title, job in jobs(names_for("trace", paths)):

@@ -29,7 +29,7 @@ CONFINED = "hardware.sandbox=true"  # of an arm of our own models whose code was
 OF_RANKS = re.compile(r"models/(ladder/)?(?!(__init__|settings|stages)\.py)\w+\.py")  # files that no launcher imports
 OF_A_FILE = re.compile(r"model\.arch=[^:${}]+\.py:\w+")  # a setting that names code which no launcher imports
 CODE = ("models/", "conf/model/", "conf/optim/")  # paths of this repository that a diff may change
-TRUST = "can run in a sandbox alone: for other code, read it, and begin the search with --trust"
+TRUST = "can be confined to a sandbox: read other code, and begin the search with --trust"
 FILES = "files"
 MAX_PATCH_BYTES = 2**22
 REFS = "refs/speedrun/searches"
