@@ -1,7 +1,7 @@
 """What needs the tests' own files, or another program, to be measured.  .venv/bin/python tests/benchmarks [PART ...]
 
-PART: overhead (of the training loop), results, telemetry, harness (the default ones), slope (table over 100,000
-records) and trace (installs HolisticTraceAnalysis), which take minutes.
+PART: overhead (of the training loop), results, harness (the default ones), slope (table over 100,000 records) and
+trace (installs HolisticTraceAnalysis), which take minutes.
 Alone: gpu [--rehearse] [--rows=FILE] [--minutes=N] races the harness against plain loops on a GPU; FILE gets the rows
 as JSON after each round; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("overhead", "results", "telemetry", "harness", "slope", "trace")
+PARTS = ("overhead", "results", "harness", "slope", "trace")
 
 
 def main(parts):
