@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,18 +188,40 @@ def test_import_speedrun_from_anywhere_and_it_is_light(tmp_path):
     assert f"a module of yours has that name: rename it, or start Python in another folder: {tmp_path}" in done.stderr
 
 
+def reader(folder):
+    """The environment of somebody who works in this folder and can import speedrun."""
+    importable = [str(REPO / "bench" / "api" / "importable"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"SPEEDRUN_RESULTS": str(folder / "results"), "PYTHONPATH": os.pathsep.join(importable)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(ANYWAY))
-    folders = [str(REPO / "bench" / "api" / "importable"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {"SPEEDRUN_RESULTS": str(tmp_path / "results"), "PYTHONPATH": os.pathsep.join(folders)}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
+        for name, value in reader(tmp_path).items():
             patch.setenv(name, value)
         nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=tmp_path)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("iframe" in output.get("data", {}).get("text/html", "") for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_python_page_runs(tmp_path):
+    """In a folder whose results/ holds the runs that it names."""
+    for package in ("matplotlib", "pandas", "pyarrow"):
+        pytest.importorskip(package)
+    (example,) = re.findall(r"^```python\n(.*?)^```$", (REPO / "docs/reference/python.md").read_text(), re.M | re.S)
+    for arm, runs in zip("ab", comparing.raced(*TIMES_S), strict=True):
+        (tmp_path / "results" / arm).mkdir(parents=True)
+        for run in runs:
+            comparing.write(tmp_path / "written", run).rename(tmp_path / "results" / arm / run["run_id"])
+    command = [sys.executable, "-c", f"{ANYWAY}\n{example}\nprint(compared.verdict, race.status)"]
+    env = os.environ | reader(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("faster complete\n")
+    assert (tmp_path / "difference.html").is_file() and (tmp_path / "steps.parquet").is_file()

@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 import real_runs
 import snapshots
+import yaml
 
 from bench.cli.main import CHECKOUT_VERBS, VERBS, module_of
 from bench.config import overrides
 from bench.launch.prepare import requested_config
+from bench.plans import shares
+from bench.plans.queue import Queue
+from bench.record.importers import dialects
 
 REPO = Path(__file__).resolve().parent.parent
 PAGES = [REPO / "README.md", REPO / "AGENTS.md", *sorted((REPO / "docs").rglob("*.md"))]
@@ -51,12 +55,12 @@ def test_a_command_prints_what_the_documentation_shows(page, block, tmp_path):
 # ---- what the blocks show is done, for real or as a dry run
 
 # but of own.md: tests/test_wheel.py does all of it, word by word
-OF_SHELL = [line for page, kind, line in LINES_OF_BLOCKS if kind and page != "own.md"]
+OF_SHELL = [line for page, _, line in LINES_OF_BLOCKS if page != "own.md"]
 LINES = sorted({re.split(r"  +#| # ", line)[0].rstrip() for line in OF_SHELL})
 NOT_RUN = {  # what no test of this file can do, and why, with the file that tests it
     r"^torchrun|^srun|hardware\.(nodes|num_processes)|cluster=": "ranks on a cluster, or eight: test_nodes, test_slurm",
     r"nsys|--capture|project (RUN|traces)": "a GPU, or what was measured on one: test_projection",
-    r"sweeper=optuna|exporters=|dashboard|postgres|^pip": "a package to install: test_sweep_runs, test_dashboards",
+    r"sweeper=optuna|exporters=|dashboard|postgres|^pip": "packages: test_sweep_runs, test_dashboards, test_wheel",
     r"data fetch|collect me@|--clone|records/track_1_short|LOG\.\.\.": "the network, or a clone: test_collect, test_pr",
     r"optim=mine|(base|mine)/train|script=train\.py": "files of the reader: test_wheel, test_scripts",
     r"my_record|rank1\.json|pr FOLDER|CLONE": "files of the reader: test_pr, test_explain, test_public_records",
@@ -67,6 +71,7 @@ NOT_RUN = {  # what no test of this file can do, and why, with the file that tes
     r"^\./run\.sh history|judge RACE": "runs of several commits, or a claim: test_history, test_judge",
     r"ladder( goal.*)?$": "the plan of ladder --dry-run again",
     r"study|referee|--times|replay (--all|RUN)|doctor": "minutes: test_study, test_referee, test_replay, test_doctor",
+    r"SPEEDRUN_RESULTS=|submit --gpus|^\./run\.sh agent": "it waits for a queue's entries: test_queue",
 }
 DRY = re.compile(r"\./run\.sh (run|race|ladder) ")  # these begin nothing: settings are composed, plans are made
 ARE_SHORT = ("./run.sh run track=free experiment=smoke",)
@@ -118,6 +123,25 @@ def test_a_line_of_the_docs_does_its_work(line, made):
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
     assert done.stdout + done.stderr
     assert all((folder / word).exists() for word in arguments if word.endswith((".html", ".svg")))
+
+
+def test_the_yaml_of_the_docs_is_what_its_readers_take(tmp_path):
+    """An experiment with a sweep, the files of CI, budgets and a dialect; test_wheel.py has those of own.md."""
+    files = {page.name: [text for kind, text in BLOCK.findall(page.read_text()) if kind == "yaml"] for page in PAGES}
+    sweep, github, gitlab = files.pop("race.md")
+    for path, text in (("experiment/lr.yaml", sweep), ("queue/budgets.yaml", *files.pop("clusters.md"))):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    options = ("run", "-m", "experiment=lr", "--config-dir", str(tmp_path), "--dry-run")
+    assert "plan  9 runs" in real_runs.bench(tmp_path, *options, code=0).stdout
+    assert shares.budgets(Queue(tmp_path / "queue"))["users"] == {"ann": {"gpu_hours": 2000}}
+    (tmp_path / "my.yaml").write_text(*files.pop("scripts.md"))
+    assert dialects.reader_of(str(tmp_path / "my.yaml"))
+    step = yaml.safe_load(github)["jobs"]["speed"]["steps"][1]
+    assert step["with"].keys() < yaml.safe_load((REPO / ".ci/action.yml").read_text())["inputs"].keys()
+    job = yaml.safe_load((REPO / ".ci/gitlab.yml").read_text())["speedrun"]
+    assert yaml.safe_load(gitlab)["variables"].keys() < job["variables"].keys()
+    assert [name for name, texts in files.items() if texts] == ["own.md", "ladder.md"]  # ladder.md has a head's pattern
 
 
 @pytest.mark.parametrize(

@@ -311,17 +311,8 @@ def test_ci_races_a_commit_with_what_it_follows_also_in_a_shallow_clone(tmp_path
     def watched(branch, base, origin=origin):
         """(exit code, arms of the race or why there is none, number of commits in the history)."""
         clone = tmp_path / f"clone-{branch}-{base[:9]}"
-        git(
-            tmp_path,
-            "clone",
-            "-q",
-            *options,
-            "--single-branch",
-            "-b",
-            branch,
-            f"file://{tmp_path}/origin.git",
-            str(clone),
-        )
+        words = f"--single-branch -b {branch} file://{tmp_path}/origin.git {clone}"
+        git(tmp_path, "clone", "-q", *options, *words.split())
         git(clone, "remote", "set-url", "origin", f"file://{origin}")
         done = subprocess.run([watch, base, names[branch]], cwd=clone, capture_output=True, text=True)
         arms = (clone / "speedrun/race.json").read_text().split()[1:3] if done.returncode == 0 else done.stderr

@@ -18,16 +18,16 @@ ROOMS = ("bench", "models", "conf")
 PACKAGE = "speedrun_bench"
 
 
-def call(*command, cwd=None, timeout_s=240):
-    """Runs a command without the variables that say where a checkout's things are."""
+def call(*command, cwd=None, timeout_s=240, code=None):
+    """Runs a command without the variables that say where a checkout's things are.  code: its exit code; None: any."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SPEEDRUN_", "PYTHON", "GIT_"))}
-    return subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
+    assert code in (None, done.returncode), f"{command}: {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done
 
 
 def must(*command, cwd=None):
-    done = call(*command, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return call(*command, cwd=cwd, code=0).stdout
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ class Installed:
         for name in ROOMS:
             (self.cwd / f"{name}.py").write_text("raise ImportError('a file of the user')\n")
 
-    def speedrun(self, *arguments):
-        return call(self.python.with_name("speedrun"), *arguments, cwd=self.cwd)
+    def speedrun(self, *arguments, code=None):
+        return call(self.python.with_name("speedrun"), *arguments, cwd=self.cwd, code=code)
 
     def files(self):
         return sorted(path for path in (self.site / PACKAGE).rglob("*") if "__pycache__" not in path.parts)
@@ -73,11 +73,10 @@ def installed(tmp_path_factory, wheel):
 def run(installed):
     """Runs the installed command, which writes nothing beside the code.  Returns (its folder, what was printed)."""
     before = installed.files()
-    done = installed.speedrun("run", "track=free", "experiment=smoke", "hardware=cpu")
-    assert done.returncode == 0, done.stdout + done.stderr + real_runs.logs(installed.cwd / "results")
+    printed = installed.speedrun("run", "track=free", "experiment=smoke", "hardware=cpu", code=0).stdout
     assert installed.files() == before
     (folder,) = real_runs.folders(installed.cwd / "results")
-    return folder, done.stdout
+    return folder, printed
 
 
 def test_the_wheel_holds_every_file_of_its_folders_and_no_other_package(wheel):
@@ -117,8 +116,7 @@ def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):
     assert f"results/free/{folder.name}" in printed and "run.sh" not in printed
     expected = [".data", "bench.py", "conf.py", "models.py", "results"]
     assert sorted(path.name for path in installed.cwd.iterdir()) == expected
-    done = installed.speedrun("verify", f"results/free/{folder.name}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    installed.speedrun("verify", f"results/free/{folder.name}", code=0)
     (row,) = json.loads(installed.speedrun("table", "--json").stdout)
     assert row["run_id"] == folder.name
 
@@ -126,14 +124,12 @@ def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):
 def test_a_run_has_a_page_and_is_published_in_the_users_folder(installed, run):
     folder, _ = run
     page = installed.cwd / "page.html"
-    done = installed.speedrun("report", folder.name, "--out", page)
-    assert done.returncode == 0, done.stdout + done.stderr
+    installed.speedrun("report", folder.name, "--out", page, code=0)
     assert (real_runs.REPO / "bench/web/assets/uPlot.min.css").read_text() in page.read_text()
     page.unlink()
     refused = installed.speedrun("table", "--check")
     assert refused.returncode == 2 and "name a Markdown file" in refused.stderr
-    done = installed.speedrun("publish", folder.name, "--name", "mine")
-    assert done.returncode == 0, done.stdout + done.stderr
+    installed.speedrun("publish", folder.name, "--name", "mine", code=0)
     assert (installed.cwd / "results/published/mine/free" / folder.name / "run.json").is_file()
     assert installed.speedrun("table", "--check").returncode == 0
 
@@ -150,10 +146,10 @@ def test_the_snippets_of_profiling_work_in_a_program_of_the_users(installed, tmp
     """docs/profiling.md's own loops, with the wheel's name of the package."""
     page = (real_runs.REPO / "docs/profiling.md").read_text()
     blocks = re.findall(r"```python\n((?:import torch\n\n)?from bench\..*?)```", page, re.S)
-    timers, profiler = (block.replace("from bench.", "from speedrun_bench.") for block in blocks)
-    names = "model, micro_batches, batch, train = float, [1, 2], 0, lambda batch: None\n"
+    snippets = "\n".join(blocks).replace("from bench.", "from speedrun_bench.")
+    names = "model, micro_batches, batch, train, rank, step = float, [1, 2], 0, lambda batch: None, 0, 0\n"
     (tmp_path / "models.py").write_text("mine = True\n")
-    (tmp_path / "loop.py").write_text(f"{names}{timers}\n{profiler}\nimport models\nassert models.mine\n")
+    (tmp_path / "loop.py").write_text(f"{names}{snippets}\nimport models\nassert models.mine and facts['peak_gb']\n")
     assert "'forward': " in must(installed.python, "-B", "loop.py", cwd=tmp_path)
     assert (tmp_path / "traces" / "summary.md").is_file()
 
@@ -175,8 +171,7 @@ def test_docs_own_md_holds_word_by_word(installed, tmp_path):
             (folder / info).write_text(text)
         elif kind == "sh":
             script = f"export PATH={shlex.quote(path)}\n{text}\npwd > {shlex.quote(str(tmp_path / 'folder'))}"
-            done = call("bash", "-ec", script, cwd=folder, timeout_s=900)
-            assert done.returncode == int(info.removeprefix("exit=") or 0), text + done.stdout + done.stderr
+            call("bash", "-ec", script, cwd=folder, timeout_s=900, code=int(info.removeprefix("exit=") or 0))
             folder = Path((tmp_path / "folder").read_text().strip())
             num_commands += len(text.splitlines())
     assert num_commands >= 15
