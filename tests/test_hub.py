@@ -208,7 +208,7 @@ def lock_with(name, digest):
 def test_a_spoilt_lock_is_refused_by_name(hub, tmp_path, spoilt):
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / LOCK).write_text(spoilt)
-    with pytest.raises(CheckFailed, match=f"{LOCK}: .*take it back from git"):
+    with pytest.raises(CheckFailed, match=f"{LOCK}: .*restore it with git"):
         fetch(hub)
 
 

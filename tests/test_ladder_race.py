@@ -406,7 +406,7 @@ def test_a_race_of_other_arms_is_no_ladder(raced, tmp_path):
 def test_a_dry_run_says_what_it_would_run_and_runs_nothing(raced, tmp_path, printed, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     out = printed(ladder, "r01", "r04", "n=4", "size=nano", "--dry-run")
-    assert "10 runs: 4 of each of 2 rungs after a warm-up each" in out
+    assert "10 runs: 4 of each of 2 rungs, after a warm-up of each" in out
     assert "about 5 min in all, a guess: none has run here" in out  # ten of 30 s, by the size's own guess
     assert "a run: about 30 s (every rung)" in out
     cells = [line.split() for line in out.splitlines()]

@@ -63,7 +63,7 @@ def test_what_other_races_measured_is_history_too(race):
 def test_a_machine_that_fell_behind_refuses_a_race_where_that_was_asked(race):
     folder, _, measure = race
     kept.write(passport(1, 100.0))
-    with pytest.raises(ValueError, match="is not what it was: copy .* --machine=flag"):
+    with pytest.raises(ValueError, match="the machine has changed: copy .* --machine=flag"):
         measure("refuse", "before", 90.0)
     measure("refuse", "after", 80.0, at=6)  # it has been run: its result is kept, with the fault beside it
     assert condition.faults_of(folder)[-1].startswith("after the race, copy")

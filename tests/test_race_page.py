@@ -167,7 +167,7 @@ def test_an_older_race_that_lacks_a_key_is_drawn(race, missing):
         answer.pop(missing, None)
     race_json["arms"]["A"].pop(missing, None), race_json["plan"].pop(missing, None)
     shown = race_page.document_of(race_json).markdown()
-    assert ("planned 2 runs an arm" in shown) == (missing != "n") and "started " in shown
+    assert ("planned 2 runs of each arm" in shown) == (missing != "n") and "started " in shown
     assert ("alpha 0.05" in shown, "looks at 2" in shown) == (missing != "alpha", missing != "looks")
     assert ("2 runs, 4 steps" in shown) == (missing != "steps")
 

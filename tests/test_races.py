@@ -229,7 +229,7 @@ def test_a_look_that_does_not_decide_shows_nothing(results, go, capsys):
     chance = random.Random(5)
     go("A=", "B=", "n=3", "looks=2", time_of=lambda arm, seed: 10 * (1 + chance.gauss(0, 0.05)))
     out = capsys.readouterr().out
-    assert "at 2 runs an arm: not decided, the race goes on" in out
+    assert "after 2 runs of each arm: not decided, the race goes on" in out
     assert race_json(results)["status"] == "complete"
 
 
@@ -284,7 +284,7 @@ def test_a_race_of_unknown_length_ends_with_the_first_round_that_decides(results
     num = len(outcome["arms"]["B"]["runs"])
     assert (code, outcome["status"]) == (0, "stopped_early") and 3 <= num < 12
     assert outcome["result"]["against"]["B"]["verdict"] == "faster"
-    assert "3 to 12 runs an arm after a warm-up each: it ends with the first round that decides" in out
+    assert "3 to 12 runs of each arm, after a warm-up: it ends after the first round that decides" in out
     assert "plan  8 to 26 runs," in out and out.count("    look") == 1 and "--anyway" not in out
     assert [look["planned"] for look in outcome["looks"]] == [True] * (num - 2)
     assert "looks at 3, and after every round" in out

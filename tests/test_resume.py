@@ -177,7 +177,7 @@ def test_a_run_whose_folder_cannot_be_written_to_does_not_go_on(warned, monkeypa
         launcher.launch(job("resume=auto"))
 
 
-@pytest.mark.parametrize("why", ["it is running", "another launcher goes on with it", None])
+@pytest.mark.parametrize("why", ["it is running", "another launcher has resumed it", None])
 def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, monkeypatch, why):
     folder = only_folder(warned)
     path, word = folder / "run.json", f"resume={folder.name}"
@@ -186,7 +186,7 @@ def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, m
     path.write_text(json.dumps(record | elsewhere | {"status": "running"}))
     if why != "it is running":
         os.utime(path, (0, 0))  # it is silent, whatever the clocks say
-    if why == "another launcher goes on with it":  # while this one reads the checkpoint
+    if why == "another launcher has resumed it":  # while this one reads the checkpoint
         late = json.dumps(record | {"status": "running"})
         monkeypatch.setattr(resume, "_newest", lambda *known: (path.write_text(late), newest(*known))[1])
     begun = initial_record.record_of(job(word), environment.environment(), [])

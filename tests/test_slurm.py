@@ -147,7 +147,7 @@ def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(
     (run,) = records(tmp_path)
     first, second = run["segments"]
     assert first["status"] == "preempted" and first["reason"].startswith("the run got SIGTERM: SLURM ended job")
-    assert "(preempted)" in first["reason"]
+    assert "another job preempted it" in first["reason"]
     assert [part["launched_by"] for part in (first, second)] == [
         {"by": "slurm", "job_id": job_id, "num_restarts": restarts} for restarts in (0, 1)
     ]

@@ -150,7 +150,7 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         if num_busy > max(1, num - 2) and len(busy[other]) <= min(num_other // 2, num_other - 2):
             runs = f"{num_busy} of {num} runs of {names[arm]} and {len(busy[other])} of {num_other} of {names[other]}"
             why = f"other programs kept the machine busy in {runs}: {max(busy[arm])}"
-            yield "of time", f"{why}; what burns in one arm's runs may know which arm runs: end it, and race again"
+            yield "of time", f"{why}; a program that is busy only beside one arm biases the race: end it, and race again"
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
@@ -160,7 +160,7 @@ def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     if any(num for num, _ in both):
         nums = [some([f"{num} of {num_all}" for num, num_all in pairs]) for pairs in held]
         parts = " and ".join(f"{steps} steps of {name}" for steps, name in zip(nums, names, strict=True))
-        remark = f"times hold validations, for which the program's clock does not stop: {parts}"
+        remark = f"times include validations, as the program's clock does not stop for them: {parts}"
         fracs = [num / num_all for num, num_all in both]
         if max(fracs) - min(fracs) > 1 / min(num_all for _, num_all in both):  # more than one validation at an end
             yield "of time", f"{remark}: validate equally often"
@@ -201,7 +201,7 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"
-        yield "remark", "the scripts brought data of their own: whether both read the same is not known"
+        yield "remark", "the scripts brought data of their own: whether both read the same data is unknown"
     headlines = _known(row["headline"] for row in a + b)
     if headlines:
         compared = metric_of(a).name

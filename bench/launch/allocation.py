@@ -31,7 +31,7 @@ WHY = {  # by the JobState of a job that SLURM is ending, or by its Reason while
     "NodeDown": "because a node of it failed",
     "TIMEOUT": "at its time limit",
     "TimeLimit": "at its time limit",
-    "PREEMPTED": "for another one (preempted)",
+    "PREEMPTED": "because another job preempted it",
     "OUT_OF_MEMORY": "because it took more memory than it asked for",
     "DEADLINE": "at its deadline",
 }

@@ -247,6 +247,6 @@ def _persist(write: Callable[[], object], run: Run, ended_by: Callable[[], str |
                 raise
             if waits and not until_s:
                 what = f"the disk is full, and the record of {run['run_id']} waits for space"
-                print(f"{what}, {SPACE_S / 60:g} minutes at most; Ctrl-C gives it up", file=sys.stderr)
+                print(f"{what}, {SPACE_S / 60:g} minutes at most; Ctrl-C stops waiting", file=sys.stderr)
             time.sleep(LOOK_S if until_s else 0)
             until_s = until_s or time.monotonic() + SPACE_S

@@ -101,9 +101,9 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
             with atomic.locked(track / TURN):  # only one of two launchers resumes a run
                 if run_folder.read_raw(folder) == as_read:
                     _begin(earlier, record, results)
-                    say("resume", f"{folder.name} goes on after step {earlier.state['step']}", always=True)
+                    say("resume", f"{folder.name} continues after step {earlier.state['step']}", always=True)
                     return earlier, record
-            why = "another launcher goes on with it"
+            why = "another launcher has resumed it"
         if word != AUTO:
             raise ValueError(f"resume={word}: {why}: start another run without resume=")
         say("resume", f"not {folder.name}: {why}")
@@ -136,7 +136,7 @@ def _hindrance(before: Section, run: Section) -> str | None:
     if before["status"] not in GOES_ON and not (before["status"] == "failed" and kind in OF_MACHINE):
         return f"it is {before['status']}{f' ({kind})' if kind else ''}"
     if before.get("race") or before.get("audit"):
-        return "it belongs to a race or an audit, whose runs do not go on"
+        return "it belongs to a race or an audit, whose runs cannot be resumed"
     pairs = {name: (before[name], run[name]) for name in ("config_id", "seed", "world_size")}
     pairs["code"] = before["code"]["source_sha256"], run["code"]["source_sha256"]
     for split in ("train", "val"):
@@ -178,7 +178,7 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
             changed.append(file)
         if changed:
             what = f"{folder.name}: {checkpoint.name}/{changed[0]} is not what the ledger says was written"
-            raise ValueError(f"{what}: the run cannot go on; start another one without resume=")
+            raise ValueError(f"{what}: the run cannot be resumed; start another without resume=")
         return checkpoint, state, sha256
     return None
 

@@ -67,7 +67,7 @@ class Agent:
                         self._report_once(str(error))
                     if once:
                         if exit_code is None:
-                            say("queue", "nothing that waits can be begun here now")
+                            say("queue", "no waiting entry can start here now")
                         return exit_code or 0
                     if exit_code is None:
                         signals.check()
@@ -106,7 +106,7 @@ class Agent:
         own_code = code() if waiting else None
         for entry in waiting:
             if entry.code not in (None, own_code):
-                remedy = "start an agent from that checkout, or cancel the entry and submit it from the agents' one"
+                remedy = "start an agent from that checkout, or cancel the entry and submit it from theirs"
                 why = f"{entry.id}: waits, because it was submitted from other code than this agent's: {remedy}"
                 if why not in self._reported:
                     with contextlib.suppress(OSError), self.queue.opened_log(entry) as log:
@@ -175,7 +175,7 @@ class Agent:
             except OSError as error:
                 if error.errno not in OF_THE_DISK:
                     raise
-                self._wait(f"{entry.id} has ended, which cannot be written: {error}", signals)
+                self._wait(f"{entry.id} has ended, but that cannot be recorded: {error}", signals)
 
     def _wait(self, why: str, signals: Signals) -> None:
         self._report_once(why)
@@ -221,7 +221,7 @@ class Agent:
             exit_code = self._exit_code
             end_cancelled(self.queue, entry)
             if not self.queue.keep(entry) and self.queue.has_outcome(entry):
-                exit_code, why = None, "this agent was believed lost, and lost it"
+                exit_code, why = None, "another agent took it over, as this one seemed lost"
             else:
                 if exit_code is None and not self.queue.keep(entry):
                     exit_code, why = 1, self.queue.cancelled(entry) or "its file was removed"

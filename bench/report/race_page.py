@@ -164,8 +164,8 @@ def _plan(race: race_folder.Race) -> Section:
     if order:
         started = ", ".join(f"{len(arm.get('runs') or ())} {name}" for name, arm in arms.items())
         in_turn = "".join(name if len(name) == 1 else f" {name}" for name in order).strip()
-        planned = f"planned {plan['n']} runs an arm, " if plan.get("n") else ""
-        lines.append(f"{planned}started {started}; order {in_turn} after a warm-up each")
+        planned = f"planned {plan['n']} runs of each arm, " if plan.get("n") else ""
+        lines.append(f"{planned}started {started}; order {in_turn}, after a warm-up of each arm")
     rules = [f"alpha {plan['alpha']:g}"] if plan.get("alpha") else []
     looks = plan.get("looks") or []
     at = f"{looks[0]}, and after every round" if plan.get("sequential") else ", ".join(map(str, looks))

@@ -55,7 +55,7 @@ def the_runs_follow_the_plan(claim: Claim) -> Judged:
         if (run := _not_fresh(claim, known)) is not None:
             remedy = "leave the compilers' caches to the race"
             return False, f"{race.race_id}: {run} was to compile afresh and found compiled code: {remedy}"
-        evidence.append(f"{race.race_id}: {fewest} runs an arm")
+        evidence.append(f"{race.race_id}: {fewest} runs of each arm")
     return True, ", ".join(evidence)
 
 

@@ -96,7 +96,7 @@ class Hub(Source):
             started_s = time.monotonic()
             self._fetch(name, lock)
             took = f"{format_bytes(lock.files[name].num_bytes)} in {format_s(time.monotonic() - started_s)}"
-            say(f"{number} of {len(missing)}: {name}, {took}, sha256 right")
+            say(f"{number} of {len(missing)}: {name}, {took}, sha256 verified")
 
     def token_bytes(self) -> "np.ndarray":
         from bench.data.sources.userfiles import gpt2_token_bytes  # imports numpy, which is slow
@@ -141,7 +141,7 @@ class Hub(Source):
         return beside if not path.exists() and (INSTALLED or beside.exists()) else path
 
     def _read_lock(self) -> Lock | None:
-        path, mend = self._lock_path(), "take it back from git, or delete it and fetch again"
+        path, mend = self._lock_path(), "restore it with git, or delete it and fetch again"
         try:
             lock = msgspec.json.decode(path.read_bytes(), type=Lock)
         except FileNotFoundError:

@@ -130,8 +130,8 @@ def _judge_random_tokens(facts: Mapping[str, Any], nats: Sequence[float]) -> dic
     if lowest < least:
         why = f"{finding}, below the bound of {least:.4f}: it sees future tokens, or prints a loss that is not its own"
         return _verdict(FAILED, why, lowest, least)
-    why = f"{finding}, above the bound of {least:.4f}: a last loss {last - least:.4f} nats lower, or a leak of "
-    why += f"{1 - least / last:.2%} of the tokens, would have passed too"
+    why = f"{finding}, above the bound of {least:.4f}; a last loss {last - least:.4f} nats lower, or a leak of "
+    why += f"{1 - least / last:.2%} of the tokens, would not have been noticed"
     return _verdict(PASSED, why, lowest, least) | {"unnoticed_nats": last - least}
 
 

@@ -134,7 +134,7 @@ def forecast_text(forecast: Mapping[str, Any]) -> str:
         source = "by earlier runs here" if num_known else "a guess: none has run here"
     lines = [
         f"size {forecast['size']}: {forecast['about']}",
-        f"{forecast['num_runs']} runs: {forecast['n']} of each of {len(rungs)} rungs after a warm-up each",
+        f"{forecast['num_runs']} runs: {forecast['n']} of each of {len(rungs)} rungs, after a warm-up of each",
         f"{format_about_s(forecast['all_s'])} in all, {source}",
         f"a run: {times}",
         *(f"{name} cannot run: {why}" for name, why in forecast["excluded"].items()),

@@ -74,8 +74,8 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
     for fault in faults:
         say("warn", f"{when} the race, {fault}", always=True)
     if faults and mode == "refuse" and when == "before":
-        remedy = "mend it, or race with --machine=flag, which keeps it beside the result"
-        raise ValueError(f"the machine is not what it was: {faults[0]}: {remedy}")
+        remedy = "repair it, or race with --machine=flag, which only reports it"
+        raise ValueError(f"the machine has changed: {faults[0]}: {remedy}")
 
 
 def of(folder: Path) -> list[Measurement]:

@@ -40,7 +40,7 @@ def go(
                 raise leases.Busy(f"{other.name}: {advice}, then ./run.sh race --resume {folder.name}")
         race = state.read(folder, results)
         if race.has_ended:
-            say("race", f"{race.race_id} has ended: nothing of it is left to run", always=True)
+            say("race", f"{race.race_id} has ended: no runs are left", always=True)
             ends = [line["race_json_sha256"] for line in race.lines if line["event"] == "race_end"]
             if ledger.sha256_of(folder / "race.json") != ends[-1]:
                 raise ValueError(f"{folder}/race.json: it is not the one in the ledger: it was changed")
@@ -92,10 +92,10 @@ def _about_plan(known: Mapping[str, Any]) -> str:
     looks, compilations, alpha = known["looks"], known.get("compilations", 1), f"alpha {known['alpha']:g}"
     groups = f", {compilations} fresh compilations of each arm" * (compilations > 1)
     if known.get("sequential"):
-        runs = f"{looks[0]} to {looks[-1]} runs an arm after a warm-up each{groups}"
-        return f"{runs}: it ends with the first round that decides, {alpha} for all looks together"
+        runs = f"{looks[0]} to {looks[-1]} runs of each arm, after a warm-up{groups}"
+        return f"{runs}: it ends after the first round that decides, {alpha} for all looks together"
     at = f", looks at {', '.join(map(str, looks))}" * (len(looks) > 1)
-    return f"{known['n']} runs an arm after a warm-up each{at}{groups}, {alpha}"
+    return f"{known['n']} runs of each arm, after a warm-up{at}{groups}, {alpha}"
 
 
 def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
         return
     repeats, first = settings["repeats"], known["looks"][0]
     if first < repeats:
-        after = f"it may end after {text_table.counted(first, 'run')} an arm"
+        after = f"it may end after {text_table.counted(first, 'run')} of each arm"
         when = f"n={known['n']} is too few" if known["n"] < repeats else after
         yield f"{when}: track {track} requires {repeats} (n={repeats})"
     if "on" in known and known["on"] not in question.OF_TRACK[rules.judged]:
@@ -164,7 +164,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
             if why := _spoilt(race, done, arm, left):
                 return "abandoned", why
             if _decided_at_look(race, done):
-                return "stopped_early", f"decided at the planned look at {race.started()[slot.arm]} runs an arm"
+                return "stopped_early", f"decided at the planned look, after {race.started()[slot.arm]} runs of each arm"
     return "complete", None
 
 
@@ -176,7 +176,7 @@ def _draw(race: State, bars: Bars) -> None:
         bars.draw(name, num_runs, n, f"{num_runs} of {n} runs{doing}")
     looks, fewest = race.plan["looks"], min(started.values())
     at = next((look for look in looks if look > fewest), n)
-    when = f"until a look decides: the next is at {at} runs an arm" if looks[1:] else "until the race has ended"
+    when = f"until a look decides: the next is after {at} runs of each arm" if looks[1:] else "until the race has ended"
     bars.draw("looks", sum(look <= fewest for look in looks), len(looks), f"times and losses stay hidden {when}")
 
 
@@ -210,7 +210,7 @@ def _warn_of_doubts(warm_up: Slot, results: Path) -> None:
     run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ()) if doubt["instrument"] in DISTRUSTING]
     if doubts:
-        warning = f"{warm_up.arm}'s times will not be compared if its other runs are as its warm-up: {doubts[0]}"
+        warning = f"the times of {warm_up.arm} will not be compared if all its runs are like its warm-up: {doubts[0]}"
         say("warn", warning, always=True)
 
 
@@ -274,7 +274,7 @@ def _decided_at_look(race: State, done: Slot) -> bool:
     against = result_of(race, diagnose=False)["against"] or {}
     decided = all(verdict["verdict"] in questions.FIRM for verdict in against.values())
     if decided or not race.plan.get("sequential"):
-        say("look", f"planned, at {due} runs an arm: {'decided' if decided else 'not decided, the race goes on'}")
+        say("look", f"planned, after {due} runs of each arm: {'decided' if decided else 'not decided, the race goes on'}")
     return decided
 
 

@@ -45,7 +45,7 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
     folder: the sweep's; settings: hydra.launcher.*; refusals: Hydra's own errors, which pass. Raises Interrupted after
     the jobs have ended, Unfinished after the others have ended if one was lost, and ValueError if none was started.
     """
-    say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
+    say("sweep", f"hydra/launcher={launcher} starts the runs; its output is in {shown(folder)}")
     jobs = Jobs(settings)
 
     def end() -> None:  # no run begins after the signal
@@ -162,7 +162,7 @@ class Jobs:
             job_id = (run.get("launched_by") or {}).get("job_id")
             return job_id is not None and job_id not in known
 
-        finish_gone(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
+        finish_gone(folder, is_gone, "SLURM ended its job before this record was finished")
 
 
 def _in_queue(what: str) -> set[str] | None:
