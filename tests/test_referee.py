@@ -30,9 +30,6 @@ from bench.plans.referee import search as searches
 from bench.plans.replay import certificate
 from bench.record import certificates, ledger, outside_clock, race_folder, run_folder
 
-FACTS_OF_OWN = arm_process.facts_of_own
-
-
 # ---- whole searches, of runs that cost no time
 
 
@@ -156,7 +153,7 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     search, decided = tried(search, "optim.beta2=0.9")  # drops in its race
     assert decided["stage"] == "race" and decided["cause"] == cause.replace("less", "more")
     assert deciding.answer(search, search.submissions[1])["cause"] == cause
-    assert f"of 40 needed; {cause}; not replayed (" in deciding.sentence(search, search.submissions[1])
+    assert f"where 40 is needed; {cause}; not replayed (" in deciding.sentence(search, search.submissions[1])
     assert cause in page.document(search).terminal()
     tries.slower_us = 100
     search, decided = tried(search, "optim.beta2=0.94")  # faster, and its look is of a busy moment
@@ -210,14 +207,15 @@ def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
 
 def test_a_refusal_says_what_to_mend_and_is_free(tries, monkeypatch):
     search = begun(tries)
+    assert "nothing has been submitted yet" in page.document(search).terminal()
     search, decided = tried(search, "optim.beta2=0.9")
     assert decided["decision"] == "refused" and "same config" in decided["why"]
-    monkeypatch.setattr(arm_process, "facts_of_own", FACTS_OF_OWN)
-    search, decided = tried(search, "optim.lr=nonsense")
-    assert decided["why"] == "optim.lr=nonsense: use a number above 0"  # and nothing of an arm B
     with pytest.raises(ValueError, match="goal.num_steps=5: a submission can change only model, optim"):
         refereeing.submit(search, ["goal.num_steps=5"], "", "")
     assert search.confirmations == [] and tries.num_started == 14  # the calibration's alone
+    monkeypatch.undo()  # what stands for arms and runs
+    search, decided = tried(search, "optim.lr=nonsense")
+    assert decided["why"] == "optim.lr=nonsense: use a number above 0"  # and nothing of an arm B
 
 
 @pytest.mark.parametrize("word", ["model.arch=mine:Net", "optim={name: 'mine.py:Config'}", "model.arch=${oc.env:X}"])
@@ -532,5 +530,6 @@ def test_the_page_has_the_staircase_and_the_luck(tries):
     assert "1 of 2 submissions were kept: 2.0" in answer.terminal() and "1 more looked good" in answer.terminal()
     text = answer.html()
     assert "1 keep" in text and "2 drop, luck" in text and "<b>luck</b>" not in text
+    assert "optim.beta2=0.93</b>: &lt;b&gt;luck" in text
     page.write(search)
     browser.look_at(search.folder / page.NAME)

@@ -192,26 +192,27 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
         answer = answers[0] if args.action == "submit" else state | {"submissions": answers}
         print(json.dumps(answer, indent=1), file=args.out)
         return
-    kept = f"{len(search.kept)} kept of {len(search.submissions)}"
-    print(f"{search.name}: {kept}, {len(search.open)} open, {left_s:.0f} s of the budget left")
+    kept = f"{len(search.kept)} kept of {len(search.submissions)}, {len(search.open)} open"
+    kept = kept if search.submissions else "nothing has been submitted yet"
+    print(f"{search.name}: {kept}, {left_s:.0f} s of the budget left")
     print(f"page: {shown(search.folder / page.NAME)}")
     replay = "" if replayed is None else f" ({replayed})"
     print(f"champion: {race_folder.what(search.champion)}{replay}")
     if rows := [_row(search, submission) for submission in chosen]:
-        heads = ["", "decision", "gain", "spent", "author", "submitted", "why"]
-        print(text_table.render(heads, rows, [True, False, True, True, False, False, False]))
+        heads = ["", "decision", "gain", "spent", "submitted", "why"]
+        print(text_table.render(heads, rows, [True, False, True, True, False, False]))
 
 
 def _row(search: Search, submission: searches.Submission) -> list[str]:
     decided = submission.decided
     gain = decided.get("gain") if decided else None
+    author = f", by {submission.author}" * bool(submission.author)
     return [
         str(submission.number),
         decided["decision"] if decided else "open",
         "" if gain is None else search.shown(gain),
         f"{decided['spent_s']:.0f} s" if decided else "",
-        submission.author,
-        text_table.middle(submission.note or submission.about, 40),
+        text_table.middle(submission.about, 40) + f": {submission.note}" * bool(submission.note) + author,
         "; ".join(text_table.middle(reason, MAX_WHY_CHARS) for reason in deciding.reasons(search, submission)),
     ]
 

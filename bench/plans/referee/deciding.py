@@ -192,7 +192,7 @@ def derive(search: Search, submission: Submission) -> Derived:
         return Derived({**decided, "why": f"{confirmation.gain_text}, but {doubt}"}, False)
     log_e = confirmation.finding["log_e"]
     assert submission.level is not None and log_e is not None
-    evidence = f"e-value {math.exp(log_e):.0f} of {1 / submission.level:.0f} needed"
+    evidence = f"e-value {math.exp(log_e):.0f}, where {1 / submission.level:.0f} is needed"
     why = f"{confirmation.gain_text} on fresh seeds, {evidence}"
     return Derived({**decided, "decision": "keep", "why": why, "arm": submission.arm}, False)
 

@@ -30,7 +30,7 @@ def document(search: Search) -> Document:
     """Returns the document of the whole search, with its submissions in the order of their arrival."""
     tries, kept = list(search.submissions.values()), search.kept
     lucky = [entry for entry in tries if _was_luck(entry)]
-    sentence = f"{len(kept)} of {len(tries)} submissions were kept"
+    sentence = f"{len(kept)} of {len(tries)} submissions were kept" if tries else "nothing has been submitted yet"
     total = math.fsum(_gain(entry) for entry in kept)
     sentence += f": {search.shown(total)} together" if kept else ""
     sentence += f", {len(search.open)} open" * bool(search.open)
@@ -77,11 +77,11 @@ def _staircase(search: Search) -> Safe:
 def _row(search: Search, entry: Submission) -> list[object]:
     decided: Any = entry.decided or {"decision": "open", "why": "", "spent_s": 0.0}
     word = decided["decision"]
-    about = entry.note or _without_folders(private.redact(entry.about, REPO))
-    author = f", by {entry.author}" * bool(entry.author)
+    about = _without_folders(private.redact(entry.about, REPO))
+    note = f": {entry.note}" * bool(entry.note) + f", by {entry.author}" * bool(entry.author)
     reasons = deciding.reasons(search, entry)
-    lines = [f"<b>{html.escape(about)}</b>{html.escape(author)}", *map(html.escape, reasons)]
-    submitted = Shown(f"{about}{author}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
+    lines = [f"<b>{html.escape(about)}</b>{html.escape(note)}", *map(html.escape, reasons)]
+    submitted = Shown(f"{about}{note}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [
         coloured(f"{entry.number} {word}{', luck' * _was_luck(entry)}", f"badge {COLOURS[word]}"),
         submitted,

@@ -102,8 +102,7 @@ def calibrate(search: Search) -> Search:
     run_s = stats.mean(row["wall_s"] or 0.0 for row in rows[0])
     last = rows[0][-1]
     check_s = (last["train_s"] or run_s) * min(1.0, max(CHECKED_FRAC, short.NUM_STEPS / (last["num_steps"] or 1)))
-    facts = {"race_id": folder.name, "sd": sd, "effect": effect, "unit": metric_of(rows[0]).unit}
-    facts |= {"run_s": run_s, "spent_s": spent_s}
+    facts = {"race_id": folder.name, "sd": sd, "effect": effect, "run_s": run_s, "spent_s": spent_s}
     why = _short_run(search, "champion", champion, check_s, run_s)
     facts["check_s"] = check_s if why is None else None
     devices = run_folder.read(rounds[0][0])["world_size"]
@@ -115,7 +114,7 @@ def calibrate(search: Search) -> Search:
     facts["is_audited"] = audit is not None and audit["outcome"] == certificates.PASSED
     kinds = audit["audits"] if audit else []
     facts["audits"] = [kind["kind"] for kind in kinds if kind["outcome"] == certificates.PASSED]
-    search = searches.append(search, "calibrated", **facts, devices=devices)
+    search = searches.append(search, "calibrated", **facts, devices=devices, unit=metric_of(rows[0]).unit)
     _refuse_blind(search)
     return search
 
