@@ -196,14 +196,13 @@ def reader(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, tmp_path):
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(ANYWAY))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in reader(tmp_path).items():
-            patch.setenv(name, value)
-        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=tmp_path)
+    for name, value in reader(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=tmp_path)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("iframe" in output.get("data", {}).get("text/html", "") for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in outputs)

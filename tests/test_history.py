@@ -18,7 +18,7 @@ import yaml
 from browser import Browser, needs_browser
 from real_runs import REPO, git
 
-from bench.base import change_points
+from bench.base import change_points, stats
 from bench.record import named
 from bench.report import history
 
@@ -83,6 +83,18 @@ def test_a_stretch_that_is_reported_holds_a_true_change_in_95_of_100_series():
         assert changes
         num_wrong += any(not (c.before < 9 <= c.after or c.before < 21 <= c.after) for c in changes)
     assert num_wrong <= 15
+
+
+@pytest.mark.parametrize(("num_from_change", "step_sds"), [(1, 2.5), (3, 1.7), (10, 1.1)])
+def test_changes_are_found_that_are_as_small_as_the_docs_say(num_from_change, step_sds):
+    """docs/race.md: by pushes of five runs a side, each commit but the newest and the oldest is in two races."""
+    chance, num, num_found = random.Random(3), 14 + num_from_change, 0
+    for _ in range(100):
+        sds = [(1 / (5 if number in (0, num - 1) else 10)) ** 0.5 for number in range(num)]
+        values = [chance.gauss(step_sds * (number >= 14), sd) for number, sd in enumerate(sds)]
+        num_found += any(change.before < 14 <= change.after for change in change_points.find(values))
+    assert 70 <= num_found <= 95
+    assert stats.smallest_difference((1.0, 1.0), (5, 5)) == pytest.approx(2.02, abs=0.01)
 
 
 @pytest.mark.parametrize("num", [10, 14, 100])

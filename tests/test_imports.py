@@ -72,12 +72,12 @@ BUDGET = {
     "compare": 3_289,
     "launch": 6_931,
     "report": 4_232,
-    "plans": 8_929,
+    "plans": 8_928,
     "claims": 3_100,
-    "api": 1_355,
-    "cli": 4_331,
+    "api": 1_348,
+    "cli": 4_332,
     "models": 3_472,
-    "tests": 53_745,
+    "tests": 53_754,
 }
 SLACK = 250
 

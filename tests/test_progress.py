@@ -276,7 +276,7 @@ def test_the_last_line_says_which_steps_its_step_avg_leaves_out():
 @pytest.mark.parametrize(
     ("looks", "last"),
     [
-        ([2, 4], "1 of 2 looks: times and losses stay hidden until a look decides: the next is after 4 runs of each arm"),
+        ([2, 4], "1 of 2 looks: times and losses stay hidden until a look decides: the next is after 4 runs each"),
         ([4], "0 of 1 looks: times and losses stay hidden until the race has ended"),
     ],
 )

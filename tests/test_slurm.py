@@ -41,9 +41,11 @@ def command_of(slurm, results, *arguments):
     return [sys.executable, "-m", "bench", *arguments], {"cwd": real_runs.REPO, "env": env, "text": True}
 
 
-def bench(slurm, results, *arguments, before=(), timeout_s=300):
+def bench(slurm, results, *arguments, before=(), timeout_s=300, code=None):
     command, options = command_of(slurm, results, *arguments)
-    return subprocess.run([*before, *command], capture_output=True, timeout=timeout_s, **options)
+    done = subprocess.run([*before, *command], capture_output=True, timeout=timeout_s, **options)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def started(slurm, results, *arguments, before=()):
@@ -56,8 +58,7 @@ def records(results):
 
 
 def test_ranks_of_srun_on_two_nodes_are_one_run(slurm, tmp_path):
-    done = bench(slurm, tmp_path, "run", *real_runs.SHORT, NODES[1], before=("srun", "-N2", "-n2"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    bench(slurm, tmp_path, "run", *real_runs.SHORT, NODES[1], before=("srun", "-N2", "-n2"), code=0)
     (run,) = records(tmp_path)
     assert run["launched_by"]["by"] == "srun" and run["launched_by"]["job_id"].isdigit()
     assert [node["ranks"] for node in run["nodes"]] == [[0], [1]]
@@ -65,8 +66,7 @@ def test_ranks_of_srun_on_two_nodes_are_one_run(slurm, tmp_path):
 
 
 def test_a_job_over_two_nodes_is_submitted_followed_and_collected(slurm, tmp_path):
-    done = bench(slurm, tmp_path, "run", *real_runs.SHORT, *NODES, "cluster=slurm", "cluster.time_min=10")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = bench(slurm, tmp_path, "run", *real_runs.SHORT, *NODES, "cluster=slurm", "cluster.time_min=10", code=0)
     (run,) = records(tmp_path)
     job_id = run["launched_by"]["job_id"]
     assert run["launched_by"] == {"by": "slurm", "job_id": job_id, "num_restarts": 0}
@@ -165,8 +165,7 @@ LAUNCHER = ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=p", "hydr
 @needs_submitit
 def test_a_sweep_by_submitit_is_collected_and_its_table_printed(slurm, tmp_path):
     points = ["optim.lr=0.001,0.002", "hardware.num_threads=1"]
-    done = bench(slurm, tmp_path, "run", "-m", *real_runs.SHORT, *points, *LAUNCHER)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = bench(slurm, tmp_path, "run", "-m", *real_runs.SHORT, *points, *LAUNCHER, code=0)
     runs = records(tmp_path)
     assert [(run["status"], run["launched_by"]["by"]) for run in runs] == [("complete", "slurm")] * 2
     assert "run  optim.lr=0.001: complete: val_loss" in done.stdout  # as it ended, in its job

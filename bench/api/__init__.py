@@ -1,14 +1,7 @@
-"""The harness from Python: `import speedrun`.
-
-    import speedrun
+"""The harness from Python: `import speedrun`.  docs/reference/python.md has an example of each function.
 
     runs = speedrun.load("results/*/*-s?")                                # run folders, globs, parts of run ids
-    runs.to_pandas().groupby("optim.lr")["val_loss"].mean()
-    speedrun.table(where=["model=gpt2"], group=True)                      # ./run.sh table, as rows
-    speedrun.sql("SELECT optim.lr, avg(val_loss) FROM runs GROUP BY 1")   # ./run.sh sql
-    speedrun.compare("results/a/*", "results/b/*").verdict                # "faster"
-    race = speedrun.race("goal.num_steps=100", A="", B="optim=muon", n=4) # trains; the rules of ./run.sh race
-    speedrun.explain(runs[0]).plot()                                      # needs matplotlib
+    speedrun.compare(runs[:4], runs[4:]).verdict                          # "faster"
     speedrun.project(runs[0], gpus=8).interval_ms                         # None: nothing like it was checked
 
 Every answer prints as its command prints it, shows as a page in a notebook, and has to_dict(), to_markdown(),

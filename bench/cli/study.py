@@ -56,7 +56,7 @@ def _parser() -> arguments.Parser:
         nargs="*",
         metavar="WORD",
         help="one setting with several values, the baseline first: optim=adamw,mine; tune=optim.lr, a setting that "
-        "every arm has; budget=2h, 8trials (of each arm) or 500Mtokens; n=5 (runs of each arm in the race), alpha=0.05, "
+        "every arm has; budget=2h, 8trials (of each arm) or 500Mtokens; n=5 (runs of each in the race), alpha=0.05, "
         "seed=0 (of the trials); key=value for all arms",
     )
     parser.flag("--anyway", help=ready.ANYWAY)

@@ -150,7 +150,7 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         if num_busy > max(1, num - 2) and len(busy[other]) <= min(num_other // 2, num_other - 2):
             runs = f"{num_busy} of {num} runs of {names[arm]} and {len(busy[other])} of {num_other} of {names[other]}"
             why = f"other programs kept the machine busy in {runs}: {max(busy[arm])}"
-            yield "of time", f"{why}; a program that is busy only beside one arm biases the race: end it, and race again"
+            yield "of time", f"{why}; a program that is busy only beside one arm biases the race: end it and race again"
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:

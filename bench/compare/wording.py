@@ -34,7 +34,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     clocks.MORE_BESIDE: "the candidate takes longer before or after its clock, where it may have trained",
-    "one-compilation": "all runs of an arm share a compilation, whose luck looks like a change: race with compilations=3",
+    "one-compilation": "the runs of an arm share a compilation, whose luck looks like a change: use compilations=3",
     "outliers-contradict": "the change has the other sign once outlying runs count in full",
     "baseline-unsteady": "the baseline differs from itself: its runs in even rounds from those in odd ones",
     "same-seed": "repeats of one seed count as one loss",

@@ -171,7 +171,7 @@ def _method(study: sweep.Study, race: Any) -> list[str]:
     return [
         f"Each arm: {counted(study['num_trials'] or 0, 'trial')} of {study['tokens']:,} tokens with seed "
         f"{study['seed']}, {study['tune']} from {starts}; a run that diverges counts as the worst.",
-        f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, none of which the search used.",
+        f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, none of them used before.",
         f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same {metric.name}, the "
         "worst final one of the race's runs, interpolated between validations (goal.val_every_steps).",
         f"Change, interval and p are of {metric.label} (Welch's t).",

@@ -164,7 +164,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
             if why := _spoilt(race, done, arm, left):
                 return "abandoned", why
             if _decided_at_look(race, done):
-                return "stopped_early", f"decided at the planned look, after {race.started()[slot.arm]} runs of each arm"
+                return "stopped_early", f"decided at a planned look, after {race.started()[slot.arm]} runs of each arm"
     return "complete", None
 
 
@@ -176,7 +176,7 @@ def _draw(race: State, bars: Bars) -> None:
         bars.draw(name, num_runs, n, f"{num_runs} of {n} runs{doing}")
     looks, fewest = race.plan["looks"], min(started.values())
     at = next((look for look in looks if look > fewest), n)
-    when = f"until a look decides: the next is after {at} runs of each arm" if looks[1:] else "until the race has ended"
+    when = f"until a look decides: the next is after {at} runs each" if looks[1:] else "until the race has ended"
     bars.draw("looks", sum(look <= fewest for look in looks), len(looks), f"times and losses stay hidden {when}")
 
 
@@ -274,7 +274,7 @@ def _decided_at_look(race: State, done: Slot) -> bool:
     against = result_of(race, diagnose=False)["against"] or {}
     decided = all(verdict["verdict"] in questions.FIRM for verdict in against.values())
     if decided or not race.plan.get("sequential"):
-        say("look", f"planned, after {due} runs of each arm: {'decided' if decided else 'not decided, the race goes on'}")
+        say("look", f"planned, after {due} runs of each arm: {'decided' if decided else 'not decided, it goes on'}")
     return decided
 
 
