@@ -45,7 +45,7 @@ def needs_browser(test):
 
 
 def look_at(*paths):
-    """Asserts that pages log no errors and do not scroll sideways, at two widths.  Without Chromium, does nothing."""
+    """Asserts that pages log no errors, do not scroll sideways and are not cut off on paper, if there is a Chromium."""
     if CHROMIUM is None:
         return
     with Browser() as browser:
@@ -53,6 +53,10 @@ def look_at(*paths):
             for width in (1300, 400):
                 page = browser.open(path, width=width)
                 assert page.errors == [] and page.js("document.documentElement.scrollWidth") == width, (path, width)
+            page = browser.open(path, width=720)  # of A4
+            page.call("Emulation.setEmulatedMedia", media="print")
+            cut = "[...document.querySelectorAll('td, pre')].filter(e => e.getBoundingClientRect().right > innerWidth)"
+            assert page.js(f"{cut}.map(e => e.textContent)") == [], path
 
 
 class Browser:

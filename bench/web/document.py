@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from bench.base import escape, text_table
 from bench.web.chart import Spec
-from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, soft, table, tag
+from bench.web.page import LONG_CHARS, REPORT_STYLES, Safe, details, figure, join, page, soft, table, tag
 from bench.web.page import text as escaped
 
 COLOURS = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "equivalent": "soft"}
@@ -54,7 +54,7 @@ class Shown(str):
 
 def code(text: str) -> Shown:
     """Returns text that a page shows as code."""
-    return Shown(text, tag("code", text))
+    return Shown(text, tag("code", text, class_="long" if len(text) > 2 * LONG_CHARS else None))
 
 
 def coloured(word: str, colour: str = "soft", hint: str = "") -> Shown:
