@@ -18,7 +18,7 @@ ROOMS = ("bench", "models", "conf")
 PACKAGE = "speedrun_bench"
 
 
-def call(*command, cwd=None, timeout_s=240, code=None):
+def call(*command, cwd=None, timeout_s=240, code=0):
     """Runs a command without the variables that say where a checkout's things are.  code: its exit code; None: any."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SPEEDRUN_", "PYTHON", "GIT_"))}
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
@@ -26,15 +26,11 @@ def call(*command, cwd=None, timeout_s=240, code=None):
     return done
 
 
-def must(*command, cwd=None):
-    return call(*command, cwd=cwd, code=0).stdout
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     pytest.importorskip("hatchling", reason="needs hatchling to build the wheel: pip install hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    must(sys.executable, "-m", "pip", "wheel", real_runs.REPO, "--no-deps", "--no-build-isolation", "-w", folder)
+    call(sys.executable, "-m", "pip", "wheel", real_runs.REPO, "--no-deps", "--no-build-isolation", "-w", folder)
     (path,) = folder.iterdir()
     return path
 
@@ -45,13 +41,13 @@ class Installed:
     def __init__(self, folder, wheel):
         venv.create(folder / "venv", symlinks=True)
         self.python = folder / "venv" / "bin" / "python"
-        self.site = Path(must(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        self.site = Path(call(self.python, "-c", "import site; print(site.getsitepackages()[0])").stdout.strip())
         self.site.joinpath("these.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-        must(sys.executable, "-m", "pip", "--python", self.python, "install", "--no-deps", "--no-index", wheel)
+        call(sys.executable, "-m", "pip", "--python", self.python, "install", "--no-deps", "--no-index", wheel)
         self.cwd = folder / "work"
         self.cwd.mkdir()
-        must("git", "init", "-q", folder)
-        must(
+        call("git", "init", "-q", folder)
+        call(
             "git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"
         )
         for name in ROOMS:
@@ -95,8 +91,8 @@ def test_the_wheel_holds_every_file_of_its_folders_and_no_other_package(wheel):
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_users_own_module_of_that_name_is_not_shadowed(installed, tmp_path, name):
     lines = f"import {PACKAGE}\nimport {name}"
-    assert f"No module named '{name}'" in call(installed.python, "-B", "-c", lines, cwd=tmp_path).stderr
-    assert "a file of the user" in call(installed.python, "-B", "-c", lines, cwd=installed.cwd).stderr
+    assert f"No module named '{name}'" in call(installed.python, "-B", "-c", lines, cwd=tmp_path, code=None).stderr
+    assert "a file of the user" in call(installed.python, "-B", "-c", lines, cwd=installed.cwd, code=None).stderr
 
 
 def test_help_and_messages_name_the_command(installed):
@@ -150,13 +146,13 @@ def test_the_snippets_of_profiling_work_in_a_program_of_the_users(installed, tmp
     names = "model, micro_batches, batch, train, rank, step = float, [1, 2], 0, lambda batch: None, 0, 0\n"
     (tmp_path / "models.py").write_text("mine = True\n")
     (tmp_path / "loop.py").write_text(f"{names}{snippets}\nimport models\nassert models.mine and facts['peak_gb']\n")
-    assert "'forward': " in must(installed.python, "-B", "loop.py", cwd=tmp_path)
+    assert "'forward': " in call(installed.python, "-B", "loop.py", cwd=tmp_path).stdout
     assert (tmp_path / "traces" / "summary.md").is_file()
 
 
 def test_a_module_of_the_users_that_is_in_the_way_is_named(installed, tmp_path):
     (tmp_path / "bench.py").write_text("")
-    done = call(installed.python, "-B", "-c", "import speedrun_bench.compat", cwd=tmp_path)
+    done = call(installed.python, "-B", "-c", "import speedrun_bench.compat", cwd=tmp_path, code=1)
     assert "a module of yours has that name: rename it" in done.stderr and str(tmp_path / "bench.py") in done.stderr
 
 

@@ -195,7 +195,7 @@ def same_hardware(pull: PullRequest) -> Answer:
         return NOT_SHOWN, change
     change += f", the code of {pull.baseline.known_as}" if pull.baseline and pull.baseline.known_as else ""
     if time["drift_pct"]:
-        change += f"; not interleaved, what sessions alone do is up to {time['drift_pct']:.2g} %"
+        change += f"; not interleaved, and sessions alone differ by up to {time['drift_pct']:.2g} %"
     if faster:
         return READER, f"{change}; but slower than {some(faster)}{which}"
     hardware = next(rule for rule in pull.judged if rule["rule"] == "the hardware is that of the track")
