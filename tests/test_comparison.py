@@ -194,7 +194,7 @@ def test_a_program_that_burns_in_one_arms_runs_alone_leaves_no_verdict_on_time()
     a = [suspect(run, "other programs used 0.80 CPU cores during the run (limit 0.1): burner 0.78") for run in a]
     for comparison in (compare(a, b), compare(a[:2], b[:2]), compare(b, a)):
         assert (comparison["comparable"], comparison["verdict"]) == (False, "not_comparable")
-        assert any("burner 0.78; busy only beside one arm" in reason for reason in comparison["reasons"])
+        assert any("burner 0.78; a program that is busy only" in reason for reason in comparison["reasons"])
     everywhere = compare(a, [suspect(run) for run in b])  # a busy machine, which knows no arm
     assert everywhere["comparable"] and "suspect-runs" in everywhere["flags"]
 
