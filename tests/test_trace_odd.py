@@ -173,7 +173,7 @@ DAMAGES = {
     "begin before the host launches them, by up to 0.020 ms": launched("gemm", 105, 1, 125, 8),
     "gemm takes 1000 ms, longer than all else in the trace (0.09 ms)": launched("gemm", 105, 1e6, 91, 8),
     "2 could not be": launched("gemm", 1e14, 5, 91, 8)[1:] + launched("gemm", 105, 1e14, 91, 8)[1:],
-    "not read: 1 event (mtia_ccp_events)": [event("mtia_ccp_events", "fc", 105, 1), event("overhead", "x", 105, 1)],
+    "not read: 1 event (mtia_insight)": [event("mtia_insight", "x", 105, 1), event("overhead", "x", 105, 1)],
     "1 of 5 device rows are there twice": rows()[3:4],
     "5 launches have no kernel in the trace": [event("cuda_runtime", "cudaLaunchKernel", 91, 2, correlation=8)],
 }
@@ -251,6 +251,24 @@ def test_amd_names(tmp_path):
     assert (answer["comm_us"], answer["overlap_pct"], answer["launches"]["num_launches"]) == (10.0, 0.0, 3)
     assert answer["synchronisations"] == [{"name": "hipDeviceSynchronize", "count": 1, "sum_us": 30.0}]
     assert answer["host_copies"] == {"sum_us": 10.0, "exposed_us": 10.0, "pageable_us": 0.0}
+
+
+def test_an_mtias_kernels_and_copies_are_rows_of_a_device_and_its_waits_are_not(tmp_path):
+    """As HolisticTraceAnalysis' two traces of MTIA have them: only arguments tell a kernel, a copy and a wait apart."""
+    category, place = "mtia_ccp_events", {"pid": 17, "tid": 3910}
+    mtia = [
+        event("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", 0, 5, correlation=1),
+        event(category, "fc-dtype_Float", 10, 30, **place, stream=112, column=0, row=0, correlation=1),
+        event(category, "dma_request", 35, 15, **place, stream=105, direction="HOST_TO_DEVICE", size=1852),
+        event(category, "event_wait", 10, 80, **place, stream=108, wait_on_stream=104, seq_num=5),
+        event("mtia_runtime", "synchronizeStream", 50, 10, correlation=2),
+    ]
+    answer = read_rows(tmp_path, mtia)
+    assert (answer["temporal"]["span_us"], answer["temporal"]["compute_us"], answer["doubts"]) == (40.0, 30.0, [])
+    assert [(line["name"], line["type"], line["category"]) for line in answer["kernels"]] == [
+        ("fc-dtype_Float", "COMPUTATION", "other"),
+        ("dma_request", "MEMORY", "memory copy"),
+    ]
 
 
 def test_triton_kernels_whose_operator_has_their_name_and_a_stream(tmp_path):

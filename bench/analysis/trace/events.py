@@ -19,13 +19,14 @@ KINDS = {
     **dict.fromkeys(("gpu_memcpy", "memcpy"), MEMCPY),
     **dict.fromkeys(("gpu_memset", "memset"), MEMSET),
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "hip_driver"), RUNTIME),
-    **dict.fromkeys(("mtia_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver"), RUNTIME),
+    **dict.fromkeys(("mtia_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"), RUNTIME),
     **dict.fromkeys(("cpu_op", "operator"), CPU_OP),
     "user_annotation": ANNOTATION,
     "gpu_user_annotation": GPU_ANNOTATION,
     "python_function": PYTHON,
     "cuda_sync": SYNC,
     "cpu_instant_event": MEMORY,
+    "mtia_ccp_events": SYNC,  # waits and records of events; its kernels and copies are told by their arguments
 }
 UNTIMED = ("trace", "overhead", "cuda_profiler_range")  # categories whose events hold no work of the program
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
@@ -72,6 +73,8 @@ class Args(msgspec.Struct, gc=False):
     dtype: Number = None
     allocated: Number = msgspec.field(default=None, name="Bytes")
     device_type: Number = msgspec.field(default=None, name="Device Type")
+    row: Number = None  # of the grid of an MTIA's processors on which a kernel ran
+    direction: Number = None  # of an MTIA's copy
 
 
 class Event(msgspec.Struct, gc=False):
@@ -100,6 +103,13 @@ def from_plain(value: dict[str, Any]) -> Event:
     rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "pid", "tid")}
     stamps: dict[str, Any] = {key: msgspec.Raw(str(value.get(key)).encode()) for key in ("ts", "dur")}
     return Event(**texts, **rest, **stamps, args=Args(**plain, **raw))
+
+
+def kind_on_mtia(args: Args | None) -> int:
+    """Returns the kind of an MTIA's event by its arguments: the processors of a kernel, or the direction of a copy."""
+    if args is None or args.row is None and args.direction is None:
+        return SYNC
+    return KERNEL if args.direction is None else MEMCPY
 
 
 def _if(value: Any, types: Any) -> Any:

@@ -62,7 +62,7 @@ class Collector:
                     self._unread[event.cat] += 1
             elif event.ph == "X" or event.name == events.MOMENT:
                 kept.append(event)
-                kinds.append(kind)
+                kinds.append(events.kind_on_mtia(event.args) if kind == events.SYNC else kind)
         self.num_events += len(decoded)
         self._keep(kept, kinds)
 
