@@ -395,8 +395,9 @@ def test_an_operators_time_outside_the_product_within_it_shows_no_rate(tmp_path)
     assert parts_ns(explained(tmp_path / "a.json", events)) == {parts.SEEN: 18_000, parts.UNBOUND: 2_000}
 
 
-def test_a_device_without_a_data_sheet_is_never_at_its_peak(tmp_path):
-    answer = explained(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20, **SMALL)])
+@pytest.mark.parametrize("meta", [{}, H100])
+def test_a_device_without_a_data_sheet_is_never_at_its_peak_nor_is_the_host_of_one(tmp_path, meta):
+    answer = explained(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20, **SMALL)], **meta)
     assert answer["limit_ms"] == 0.0
     assert [(line["part"], line["gain_ms"]) for line in answer["next"]] == [(parts.SEEN, 0.02)]  # it is in the list
 

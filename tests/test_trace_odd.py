@@ -190,6 +190,14 @@ def test_analyze_and_explain_name_the_damage_of_a_file_before_its_numbers(tmp_pa
     assert whole["doubts"] == [] and damage in account.difference(whole, answer["a"])["b"]["doubts"][0]
 
 
+def test_what_a_capture_launches_has_no_kernel_and_none_is_lost(tmp_path):
+    calls = [("cudaStreamBeginCapture", 7), ("cuLaunchKernelEx", 8), ("hipModuleLaunchKernel", 9)]
+    calls = [event("cuda_runtime", name, 90 + number, 1, correlation=number) for name, number in calls]
+    ended = event("cuda_runtime", "cudaStreamEndCapture", 100, 1, correlation=10)
+    assert read_rows(tmp_path, [*rows(), *calls[1:]])["doubts"][0].startswith("2 of 6 launches have no kernel")
+    assert read_rows(tmp_path, [*rows(), *calls, ended])["doubts"] == []
+
+
 def test_analyze_and_explain_say_that_traces_seem_to_be_of_several_jobs(tmp_path):
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     write(paths[0], rows(), deviceProperties=[{"name": "NVIDIA H100"}], distributedInfo={"rank": 0})

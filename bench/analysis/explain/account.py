@@ -74,7 +74,8 @@ def accounts_of(
         steps = spans(rank, include_last_step)
         if not any(end > begin for _, begin, end in steps):
             continue
-        ceilings = Ceilings(known_device_name(rank), measured_of(rank.rank, device_name(rank)))
+        name = known_device_name(rank) if on_device else None  # a GPU's limits are not those of its host
+        ceilings = Ceilings(name, measured_of(rank.rank, device_name(rank)))
         if on_device:
             device = device_steps.Device(rank, rules, waits[rank.rank], captured)
             pieces = device_steps.Division(device, steps, ceilings).pieces

@@ -10,7 +10,6 @@ the names must be the same.
 
 import collections
 import os.path
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,8 +18,6 @@ import numpy as np
 from bench.analysis.trace import attribution, events, launches, window
 from bench.analysis.trace.rank import Rank
 
-LAUNCH = re.compile(r"Launch(?:Cooperative)?Kernel")  # calls of the runtimes and drivers of CUDA and HIP
-BEGIN, END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
 MAX_MISSING = 3  # consecutive launches that only the capture or only the graph has: memsets may run as kernels
 
 
@@ -66,7 +63,7 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
 def _captures(rank: Rank) -> Iterator[_Capture]:
     """Yields the captures in a trace, in order."""
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
-    begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in (BEGIN, END, LAUNCH))
+    begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in (*launches.CAPTURE, launches.LAUNCH))
     for begin in begins[np.argsort(rank.ts[begins])].tolist():
         track = rank.track[begin]
         closing = ends[(rank.track[ends] == track) & (rank.ts[ends] >= rank.end[begin])]

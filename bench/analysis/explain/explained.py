@@ -82,24 +82,18 @@ def explain_paths(
 
 
 def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path | str]) -> dict[str, Any] | None:
-    """Returns account.difference() of two traces, with "files": [RUN/traces/FILE of each]; None without traces.
+    """Returns account.difference() of the first run with traces of each arm, as ./run.sh explain A B compares them.
 
-    It compares the first run with traces of each arm: two files with the same name, and so of the same window and
-    rank, if there are any, otherwise the first file of each.
+    It has "files": [RUN/traces of each].  None without traces, or if they cannot be compared.
     """
     a, b = first_traced(a_folders), first_traced(b_folders)
     if a is None or b is None:
         return None
-    a_files, b_files = load.find(a / "traces"), load.find(b / "traces")
-    b_by_name = {path.name: path for path in b_files}
-    same = [(path, b_by_name[path.name]) for path in a_files if path.name in b_by_name]
-    files = same[0] if same else (a_files[0], b_files[0])
     try:
-        answers = [account.explain_ranks(load.load_all([file])) for file in files]
-        difference = account.difference(*answers)
+        difference = account.difference(*(next(iter(explain_paths("", [run]).values())) for run in (a, b)))
     except ValueError:  # a file is no trace or holds nothing that took time, or the two are of different kinds
         return None
-    return difference | {"files": ["/".join(file.parts[-3:]) for file in files]}
+    return difference | {"files": [f"{run.name}/traces" for run in (a, b)]}
 
 
 def first_traced(folders: Iterable[Path | str]) -> Path | None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.analysis.explain import traffic
-from bench.analysis.explain.captures import LAUNCH
 from bench.analysis.trace import events, operators
+from bench.analysis.trace.launches import LAUNCH
 from bench.analysis.trace.rank import Rank
 
 SUMS = re.compile(r"sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)")  # a group for prompts, one for sequences in generation

@@ -21,7 +21,8 @@ LONG_DELAY_NS = 100_000
 MAX_NAME_CHARS = 60
 EARLY_NS = 10_000  # a kernel that begins by more before its launch; no public trace among 25 has one at all
 HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
-LAUNCH = re.compile(r"(?:cuda|cu|hip)Launch(?:Cooperative)?Kernel")
+LAUNCH = re.compile(r"Launch(?:Cooperative)?Kernel")  # calls of the runtimes and drivers of CUDA and HIP
+CAPTURE = re.compile("BeginCapture"), re.compile("EndCapture")
 TIMES = (
     *("call_us_sum", "call_us_mean", "call_us_p95", "run_us_sum"),
     *("delay_us_sum", "delay_us_mean", "delay_us_p50", "delay_us_p95", "delay_us_max"),
@@ -60,12 +61,14 @@ def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
 def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
     """Returns the number of launching calls that end before until_ns, and of those of them without a device row.
 
-    Both are 0 for a trace without device rows.  CUPTI before 13.1 gives kernels at the start of a profile wrong times,
+    Both are 0 for a trace without device rows.  What a CUDA graph's capture launches does not count.  CUPTI before 13.1 gives kernels at the start of a profile wrong times,
     and libkineto drops those: pytorch#192021.
     """
     on_device = rank.device_rows()
-    calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.correlation > 0))
-    calls = calls[rank.is_named(LAUNCH.match, calls)]
+    calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
+    begun, ended = (np.sort(rank.ts[calls[rank.is_named(edge.search, calls)]]) for edge in CAPTURE)
+    calls = calls[rank.is_named(LAUNCH.search, calls) & (rank.correlation[calls] > 0)]
+    calls = calls[np.searchsorted(begun, rank.ts[calls]) <= np.searchsorted(ended, rank.ts[calls])]
     if until_ns is not None:
         calls = calls[rank.end[calls] < until_ns]
     if not len(on_device) or not len(calls):
