@@ -99,6 +99,17 @@ def state_folder(tmp_path_factory):
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+@pytest.fixture(scope="module")
+def one_torch_thread():
+    """Lets torch compute with one thread during the tests of a module."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def results_dir(tmp_path):
     """An empty results folder of this test."""

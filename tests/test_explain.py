@@ -7,7 +7,7 @@ import browser
 import pytest
 import real_runs
 import traces
-from traces import SHARED, event, launched, needs_shared, step, write
+from traces import SHARED, event, launched, load_all, needs_shared, step, write
 
 from bench.analysis.explain import account, ceilings, document, parts, ranking, traffic
 from bench.analysis.explain.device_steps import owners
@@ -41,7 +41,7 @@ def one_step():
 
 
 def explained(path, events, **meta):
-    return account.explain_ranks(load.load_all([write(path, events, **meta)]))
+    return account.accounts_of(load_all([write(path, events, **meta)]))[1]
 
 
 def parts_ns(answer, rank="0"):
@@ -54,7 +54,7 @@ def test_the_first_lines_say_that_the_host_is_the_critical_path_and_what_costs_i
     text = str(api_traces.explain(path)).splitlines()
     host = "  The host is the critical path: the device waits 0.060 of 0.091 ms for its host. The longest waits: "
     assert text[1].startswith(f"{host}aten::addmm 0.058") and "a CUDA graph" in text[1]
-    first = account.explain_ranks(load.load_all([path]))["next"][0]
+    first = account.accounts_of(load_all([path]))[1]["next"][0]
     assert (first["what"], first["gain_ms"]) == ("aten::addmm", 0.058)  # also before the first call that was recorded
     assert any("Not shown: " in line for line in text) and not any("host: tiny_kernel" in line for line in text)
 
@@ -141,8 +141,8 @@ def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     facts = {"Collective name": "_allgather_base", "In msg nelems": 1_000_000, "dtype": "Float", "Group size": 8}
     events = one_step()
     next(call for call in events if call["name"].startswith("nccl") and call["cat"] == "kernel")["args"].update(facts)
-    ranks = load.load_all([write(tmp_path / "a.json", events, **H100)])
-    answer = account.explain_ranks(ranks, measured_of=lambda rank, device: MEASURED)
+    ranks = load_all([write(tmp_path / "a.json", events, **H100)])
+    answer = account.accounts_of(ranks, measured_of=lambda rank, device: MEASURED)[1]
     ns = parts_ns(answer)
     # 2 * 1024**3 FLOP at 800 TFLOP/s 2,684 ns, at 400 5,369; its bytes, 6 MiB at 2e12 bytes/s, would take 3,146
     assert (ns[parts.BANDWIDTH], ns.get(parts.SHAPE), ns[parts.SLOWER]) == (3146, None, 6854)
@@ -228,7 +228,7 @@ def two_ranks(folder):
 
 
 def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
-    answer = account.explain_ranks(load.load_all(two_ranks(tmp_path)))
+    answer = account.accounts_of(load_all(two_ranks(tmp_path)))[1]
     assert parts_ns(answer, "0") == {parts.UNBOUND: 10_000, parts.WAITING: 15_000, parts.EXPOSED: 15_000}
     assert parts_ns(answer, "1") == {parts.UNBOUND: 25_000, parts.EXPOSED: 15_000}
     [late] = answer["lateness"]
@@ -237,6 +237,8 @@ def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
     assert late["reasons"][0]["what"] == "forward_slow"
     first = answer["next"][0]
     assert (first["part"], first["rank"], first["gain_ms"]) == (parts.WAITING, 1, 0.015)
+    alone = account.accounts_of(load_all(two_ranks(tmp_path)[:1]))[1]
+    assert alone["doubts"][0].startswith("the traces are of 1 of 2 ranks") and len(answer["doubts"]) == 2
 
 
 def test_at_each_moment_one_range_has_the_time():
@@ -345,7 +347,7 @@ def graph_and_capture(folder, kernels=("one", "two", "three"), **names):
 
 def test_the_kernels_of_a_graph_are_those_of_its_capture(tmp_path, answer_of):
     run, capture = graph_and_capture(tmp_path)
-    assert parts_ns(account.explain_ranks(load.load_all([run])))[parts.UNBOUND] == 30_000
+    assert parts_ns(account.accounts_of(load_all([run]))[1])[parts.UNBOUND] == 30_000
     answer = answer_of(verb, run, "--capture", capture)
     ns = parts_ns(answer)
     # the product needs 2,171 ns; the copy of 6 MiB 1,878 at 3.35e12 bytes/s; of the third kernel nothing is known
@@ -364,7 +366,7 @@ def test_the_kernels_of_a_graph_are_those_of_its_capture(tmp_path, answer_of):
 )
 def test_a_capture_with_other_kernels_is_not_of_the_graph(tmp_path, kernels, names, unbound_ns):
     run, capture = graph_and_capture(tmp_path, kernels, kernel=names)
-    answer = account.explain_ranks(load.load_all([run]), captured=[load.load(capture)])
+    answer = account.accounts_of(load_all([run]), captured=[load.load(capture)])[1]
     assert parts_ns(answer)[parts.UNBOUND] == unbound_ns
 
 
@@ -411,12 +413,12 @@ def test_a_collective_needs_what_must_cross_the_links():
 
 def test_collections_and_recompilations_of_the_record_are_put_where_they_were(tmp_path):
     events = [step(7, 1000, 100), event("cpu_op", "aten::one", 1000, 100)]
-    [rank] = load.load_all([write(tmp_path / "rank0.json", events)])
+    [rank] = load_all([write(tmp_path / "rank0.json", events)])
     step_files.write(tmp_path, [{"step": 7, "step_ms": 0.1, "t_ns": 5_000_000}])
     step_files.append_event(tmp_path, {"t_ns": 5_020_000, "event": "gc", "step": 7, "ms": 0.03, "generation": 2})
     step_files.append_event(tmp_path, {"t_ns": 5_060_000, "event": "recompile", "step": 7, "ms": 0.02, "function": "f"})
     add_recorded_events([rank], tmp_path)
-    answer = account.explain_ranks([rank])
+    answer = account.accounts_of([rank])[1]
     assert parts_ns(answer) == {parts.UNBOUND: 50_000, parts.GARBAGE: 30_000, parts.COMPILATION: 20_000}
     assert answer["next"][0]["what"] == "garbage collection of generation 2"
 
@@ -524,7 +526,7 @@ NAMES.sort(key=lambda name: (name == "modded_8xh100", name))  # which the next t
 
 @functools.lru_cache(maxsize=1)  # of two tests in a row
 def ranks_of(name):
-    return load.load_all(sorted((SHARED / "files" / name).glob("*.json*")))
+    return load_all(sorted((SHARED / "files" / name).glob("*.json*")))
 
 
 @needs_shared
@@ -533,7 +535,7 @@ def ranks_of(name):
     [(name, last) for name in NAMES for last in ((False, True) if name == "param_dlrm_8rank" else (False,))],
 )
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
-    answer = account.explain_ranks(ranks_of(name), include_last_step=include_last_step)
+    answer = account.accounts_of(ranks_of(name), include_last_step=include_last_step)[1]
     for rank in answer["ranks"].values():
         assert sum(line["sum_ns"] for line in rank["parts"]) == rank["step_sum_ns"]
         for counted in rank["steps"]:
@@ -548,7 +550,7 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
 @needs_shared
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
     ranks = ranks_of("modded_8xh100")
-    answer, analysed = account.explain_ranks(ranks), traces.analysed([rank.path for rank in ranks])
+    answer, analysed = account.accounts_of(ranks)[1], traces.analysed([rank.path for rank in ranks])
     for rank in answer["ranks"]:
         ns = parts_ns(answer, rank)
         exposed_ns = ns[parts.WAITING] + ns[parts.EXPOSED] + ns[parts.WIRE]

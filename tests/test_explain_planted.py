@@ -11,25 +11,17 @@ import time
 
 import pytest
 import real_runs
-from traces import event, launched, step, write
+from traces import event, launched, load_all, step, write
 
 from bench.analysis.explain import account, explained, parts
-from bench.analysis.trace import load
 from bench.api import traces
 
 WITHIN = 0.15
 NUM_ATTEMPTS = 4  # another program may take the core within a step, and that time is nobody's here
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Uses one thread: on a machine that others use, threads that wait for each other take many times as long."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# on a machine that others use, threads that wait for each other take many times as long
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def profiled(path, step, with_stack=True):
@@ -109,7 +101,7 @@ def test_a_slowdown_of_the_host_is_the_first_line(tmp_path, slow, part):
     for attempt in range(NUM_ATTEMPTS):
         # a compilation has a million frames, and is annotated by torch
         _, took_ms = traced(tmp_path / f"{attempt}.json", products, slow, with_stack=slow is not recompiles)
-        first = account.explain_ranks(load.load_all([tmp_path / f"{attempt}.json"]))["next"][0]
+        first = account.accounts_of(load_all([tmp_path / f"{attempt}.json"]))[1]["next"][0]
         if first["part"] == part and first["gain_ms"] == pytest.approx(took_ms, rel=WITHIN):
             break
     assert first["part"] == part, first
@@ -133,7 +125,7 @@ def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_c
 
     for attempt in range(NUM_ATTEMPTS):
         whole_ms, split_ms = traced(tmp_path / f"{attempt}.json", whole, split, with_stack=False)
-        first = account.explain_ranks(load.load_all([tmp_path / f"{attempt}.json"]))["next"][0]
+        first = account.accounts_of(load_all([tmp_path / f"{attempt}.json"]))[1]["next"][0]
         if first["gain_ms"] == pytest.approx(split_ms - whole_ms, rel=WITHIN):
             break
     assert first["part"] == parts.SLOWER

@@ -57,13 +57,7 @@ def weights(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def on_one_thread():
-    """Uses one thread, as the ranks of rank_forks.py do: several threads add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")  # as in ranks of rank_forks.py: several add in another order
 
 
 def same(ours, theirs):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from traces import SHARED, event, needs_shared, step, write
+from traces import SHARED, event, load_all, needs_shared, step, write
 
 from bench.analysis.explain import account, device_steps, document, perfetto, retimed
 from bench.analysis.explain.parts import Change
@@ -82,7 +82,7 @@ def traced(folder, programs, faster) -> tuple[retimed.Graph, list]:
         write(folder / f"rank{rank}.json", events, **H100, distributedInfo={"rank": rank, "world_size": len(programs)})
         for rank, events in played(programs, faster).items()
     ]
-    ranks = load.load_all(files)
+    ranks = load_all(files)
     spans = {rank.rank: (window.device_spans(rank)[0][1], window.device_spans(rank)[-1][2]) for rank in ranks}
     rows = {rank.rank: device_steps.counted_rows(rank, categories.RULES) for rank in ranks}
     return retimed.Graph(ranks, spans, skew.waits(rows)[0]), ranks
@@ -148,7 +148,7 @@ def test_a_rank_that_is_early_gains_nothing_and_the_late_one_gains_for_both(tmp_
 @needs_shared
 @pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank", "hta_trace_diff_test", "tl_h100_qwen"])
 def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
-    ranks = [rank for rank in load.load_all(load.find(SHARED / "files" / name)) if len(rank.device_rows())]
+    ranks = [rank for rank in load_all(load.find(SHARED / "files" / name)) if len(rank.device_rows())]
     spans = {rank.rank: (window.device_spans(rank)[0][1], window.device_spans(rank)[-1][2]) for rank in ranks}
     rows = {rank.rank: device_steps.counted_rows(rank, categories.RULES) for rank in ranks}
     graph = retimed.of(ranks, spans, skew.waits(rows)[0])
@@ -160,7 +160,7 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
 @needs_shared
 @pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank"])
 def test_a_gain_above_a_lines_own_time_names_the_rank_with_most_of_it(name):
-    answer = account.explain_ranks(load.load_all(load.find(SHARED / "files" / name)))
+    answer = account.accounts_of(load_all(load.find(SHARED / "files" / name)))[1]
     above = [line for line in answer["next"] if line["gain_ms"] > line["most_ms"] * (1 + 1e-9)]
     shown = str(document.from_accounts({name: answer}))
     assert above and shown.count("and ranks wait for each other") == len(above)
@@ -191,7 +191,7 @@ def test_an_annotated_trace_keeps_every_event_and_its_account_tiles_each_step(tm
     sent, met = ([event for event in added if event["ph"] == phase] for phase in "sf")
     assert sent and {(event["pid"], event["tid"]) for event in sent + met} <= rows
     assert all(a["id"] == b["id"] and a["ts"] < b["ts"] for a, b in zip(sent, met))
-    first, again = (account.explain_ranks(load.load_all([file])) for file in (trace, path))
+    first, again = (account.accounts_of(load_all([file]))[1] for file in (trace, path))
     assert first["parts"] == again["parts"] and first["next"] == again["next"]
 
 

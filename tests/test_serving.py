@@ -1,18 +1,17 @@
 """Bounds of what inference servers run: attention over a cache of keys, and experts whose weights are no argument."""
 
 import pytest
-from traces import event, launched, write
+from traces import event, launched, load_all, write
 
 from bench.analysis.explain import account, parts, traffic
 from bench.analysis.explain.serving import Lengths
-from bench.analysis.trace import load
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}  # 989e12 FLOP/s in bfloat16, 3.35e12 bytes/s
 BF16 = "c10::BFloat16"
 
 
 def parts_ns(path, events):
-    answer = account.explain_ranks(load.load_all([write(path, events, **H100)]))
+    answer = account.accounts_of(load_all([write(path, events, **H100)]))[1]
     return {line["part"]: line["sum_ns"] for line in answer["ranks"]["0"]["parts"]}
 
 

@@ -13,7 +13,7 @@ from traces import event, launched, rank_of, read_as_text, step, write
 
 from bench.analysis.trace import critical, device_time, events, launches, source, window
 from bench.analysis.trace.columns import Nest, covered_ns, merged_intervals, ns_by_combination
-from bench.analysis.trace.load import find, load, load_all
+from bench.analysis.trace.load import find, load
 from bench.cli import analyze
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
@@ -25,7 +25,7 @@ needs_shared = pytest.mark.skipif(not EXACT, reason="the real traces of others a
 
 @functools.cache
 def shared(name):
-    return load_all(find(traces.SHARED / "files" / name))
+    return traces.load_all(find(traces.SHARED / "files" / name))
 
 
 @needs_shared

@@ -279,7 +279,7 @@ def test_the_one_step_of_a_trace_is_explains_and_has_no_kernels_of_an_earlier_on
     answer = rank_of(tmp_path, [step(7, 505, 450), early, *mine])
     assert answer["temporal"]["span_us"] == 300.0
     assert answer["steps"][0]["step_us"] == 450.0  # from 505, where the host begins the step, to 955
-    assert account.explain_ranks([load(tmp_path / "a.json")])["step_ms"] == 0.45
+    assert account.accounts_of([load(tmp_path / "a.json")])[1]["step_ms"] == 0.45
     assert answer["num_device_rows_excluded"] == {"last_step": 0, "not_launched": 1}
 
 

@@ -16,7 +16,7 @@ import pytest
 import traces
 
 from bench.analysis.trace import device_time, events, launches, window
-from bench.analysis.trace.load import find, load, load_all
+from bench.analysis.trace.load import find, load
 
 FOLDER = traces.SHARED / "expected"
 EXPECTED = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
@@ -55,7 +55,7 @@ def as_hta_reads(rank):
 
 @functools.cache
 def ranks_of(name):
-    return {rank.rank: as_hta_reads(rank) for rank in load_all(find(traces.SHARED / "files" / name))}
+    return {rank.rank: as_hta_reads(rank) for rank in traces.load_all(find(traces.SHARED / "files" / name))}
 
 
 def chosen(name, mode):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.trace import analysis, text
+from bench.analysis.trace import analysis, load, text
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"  # real traces, if beside the checkout
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
@@ -45,6 +45,11 @@ def analysed(paths, **options):
     """Returns the analysis of the files of one job and one profiling window."""
     (answer,) = analysis.analyze_files(paths, **options).values()
     return answer
+
+
+def load_all(paths):
+    """Returns the files of one job as Ranks in order of rank."""
+    return next(iter(load.by_window(paths).values()))
 
 
 def rank_of(folder, events, **meta):

@@ -49,11 +49,6 @@ class Account(NamedTuple):
 Accounts = Mapping[int, Account]  # by rank, at least one
 
 
-def explain_ranks(ranks: Iterable[Rank], **options: Any) -> dict[str, Any]:
-    """Returns the answer of accounts_of() without the accounts."""
-    return accounts_of(ranks, **options)[1]
-
-
 def accounts_of(
     ranks: Iterable[Rank],
     rules: tuple[categories.Rule, ...] = categories.RULES,
@@ -108,13 +103,12 @@ def _waits(
 def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> dict[str, Any]:
     """Returns the answer for accounts.  of: what was timed, device, host or record; graph: to time gains again."""
     by_rank = {str(number): _rank_facts(account) for number, account in accounts.items()}
-    step_ms = _mean(rank["step_ms"] for rank in by_rank.values())
-    lines, ns_by_part = [], {number: account.pieces.by_part() for number, account in accounts.items()}
+    step_ms = statistics.fmean(rank["step_ms"] for rank in by_rank.values())
+    lines, ms_of_ranks = [], [{line["part"]: line["ms"] for line in rank["parts"]} for rank in by_rank.values()]
     for part in parts.ORDER:
-        part_ms = [account.pieces.mean_ms(ns_by_part[number].get(part, 0)) for number, account in accounts.items()]
-        if any(part_ms):
+        if ms := statistics.fmean(part_ms.get(part, 0.0) for part_ms in ms_of_ranks):
             sources = set().union(*(account.ceilings.sources.get(part, ()) for account in accounts.values()))
-            lines.append(_line(part, _mean(part_ms), step_ms) | {"source": "; ".join(sorted(sources)) or None})
+            lines.append(_line(part, ms, step_ms) | {"source": "; ".join(sorted(sources)) or None})
     return {
         "of": of,
         "step_ms": step_ms,
@@ -159,6 +153,10 @@ def _missing(accounts: Accounts) -> str | None:
 def _doubts(accounts: Accounts) -> Iterator[str]:
     ranks = [account.rank for account in accounts.values() if account.rank is not None]
     yield from doubts_of_job(ranks)
+    world_size = max((rank.world_size or 0 for rank in ranks), default=0)
+    if world_size > len(ranks) and any(parts.EXPOSED in account.pieces.by_part() for account in accounts.values()):
+        given = f"the traces are of {len(ranks)} of {world_size} ranks"
+        yield f"{given}: what these waited for the others counts as exposed communication"
     for rank in ranks:
         number, _, end_ns = accounts[rank.rank].pieces.steps[-1]
         yield from (f"rank {rank.rank}: {doubt}" for doubt in launches.doubts(rank, end_ns))
@@ -192,11 +190,6 @@ def _rank_facts(account: Account) -> dict[str, Any]:
 def _line(part: str, ms: float, step_ms: float) -> dict[str, Any]:
     pct = 100 * ms / step_ms if step_ms else 0.0
     return {"part": part, "meaning": parts.MEANING[part], "is_limit": part in parts.LIMIT, "ms": ms, "pct": pct}
-
-
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
 
 
 # ---- who delays whom

@@ -63,7 +63,8 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
 def _captures(rank: Rank) -> Iterator[_Capture]:
     """Yields the captures in a trace, in order."""
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
-    begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in (*launches.CAPTURE, launches.LAUNCH))
+    patterns = (*launches.CAPTURE, launches.LAUNCH)
+    begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in patterns)
     for begin in begins[np.argsort(rank.ts[begins])].tolist():
         track = rank.track[begin]
         closing = ends[(rank.track[ends] == track) & (rank.ts[ends] >= rank.end[begin])]

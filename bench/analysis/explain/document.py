@@ -36,7 +36,7 @@ MEASURED_BY = {
 
 
 def from_accounts(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """Returns the answer of ./run.sh explain.  answers: {title: answer of explain_ranks() or explain_record()}."""
+    """Returns the answer of ./run.sh explain.  answers: {title: answer of accounts_of() or explain_record()}."""
     return _document(TITLE, answers, [_verdict(*item) for item in answers.items()], _account)
 
 

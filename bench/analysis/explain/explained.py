@@ -43,7 +43,7 @@ class Options(NamedTuple):
 def explain_paths(
     title: str, paths: Sequence[Path], options: Options | None = None, annotated: Path | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns {title: answer of account.explain_ranks()} for each window in the traces of one job.
+    """Returns {title: answer of account.accounts_of()} for each window in the traces of one job.
 
     A run without a trace is explained by its record.  annotated: a folder in which to write each trace with its account
     as tracks.  Raises NoTrace, a ValueError, if nothing was recorded.
@@ -155,7 +155,7 @@ def _range_name(event: dict[str, Any]) -> str | None:
 
 
 def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str, Any]:
-    """Returns the answer of account.explain_ranks() for a record.  Raises ValueError if it has no undisturbed step.
+    """Returns the answer of account.accounts_of() for a record.  Raises ValueError if it has no undisturbed step.
 
     passport: a file to use instead of the one that fits the run.
     """

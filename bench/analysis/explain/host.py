@@ -25,7 +25,7 @@ ADDRESS = re.compile(r" (?:object )?at 0x[0-9a-f]+")
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 
 
-WAITS_FOR_DEVICE = re.compile(r"Synchronize|^synchronize(?:Stream)?$|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
+WAITS_FOR_DEVICE = re.compile(r"Synchronize|^synchronize(?:Stream)?$|(?:hip|cuda|^cu)Memcpy(?!.*Async)")
 COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of the ranges that come from the record
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
 COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)

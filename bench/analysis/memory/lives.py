@@ -152,10 +152,9 @@ def _walk(entries: list[dict[str, Any]], lives: Lives) -> dict[int | None, Life]
 
 
 class Sites:
-    """Names stacks.  The kind of each source file is cached, as a snapshot has millions of frames, but few files."""
+    """Names stacks."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, str] = {}  # file -> "ours", "torch" or "native"
         self.stacks: dict[str, list[str]] = {}  # name -> one stack that led there, innermost first, as lines of text
 
     def of(self, frames: list[dict[str, Any]]) -> str:
@@ -165,7 +164,7 @@ class Sites:
         """
         inside = None
         for frame in frames:
-            kind = self._kind(str(frame.get("filename")))
+            kind = _kind(str(frame.get("filename")))
             if kind == "ours":
                 name = line_of(frame, short=True)
                 break
@@ -179,11 +178,10 @@ class Sites:
             self.stacks[name] = [line_of(frame) for frame in frames[:MAX_STACK_FRAMES]]
         return name
 
-    def _kind(self, filename: str) -> str:
-        if filename not in self._kinds:
-            python, torch = PYTHON.search(filename), INSIDE_TORCH.search(filename)
-            self._kinds[filename] = "native" if not python else "torch" if torch else "ours"
-        return self._kinds[filename]
+
+@functools.lru_cache(maxsize=4096)  # a snapshot has millions of frames, but few files
+def _kind(filename: str) -> str:
+    return "native" if not PYTHON.search(filename) else "torch" if INSIDE_TORCH.search(filename) else "ours"
 
 
 def line_of(frame: dict[str, Any], short: bool = False) -> str:

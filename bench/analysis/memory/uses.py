@@ -14,6 +14,7 @@ thread cannot be told from forward; memory from before the recording without a s
 """
 
 import bisect
+import functools
 import itertools
 import re
 from typing import Any
@@ -34,8 +35,6 @@ class Uses:
     """Judges lives: of(life) returns one of USES."""
 
     def __init__(self, lives: Lives) -> None:
-        # {file: its kind}, as a snapshot has millions of frames, but few files
-        self._kinds: dict[str, str | None] = {}
         marks = sorted(lives.marks, key=lambda mark: mark[0])
         self.has_marks = any(name in KEPT for _, name in marks)
         self._edges: list[tuple[int, str]]  # (entry, the phase that begins there)
@@ -45,13 +44,13 @@ class Uses:
             begun = sorted(
                 ((life.start, life.frames) for life in lives.all if life.start >= 0), key=lambda item: item[0]
             )
-            phases = [(entry, self._phase_of_stack(frames or [])) for entry, frames in begun]
+            phases = [(entry, _phase_of_stack(frames or [])) for entry, frames in begun]
             self._edges = [next(group) for _, group in itertools.groupby(phases, key=lambda item: item[1])]
         self._entries = [entry for entry, _ in self._edges]
 
     def of(self, life: Life) -> str:
         """Returns what a piece of memory was used for, one of USES."""
-        stack = None if life.frames is None else self._phase_of_stack(life.frames)
+        stack = None if life.frames is None else _phase_of_stack(life.frames)
         if life.start == BEFORE_ALL:
             if stack in (OPTIMIZER, BACKWARD):
                 return KEPT[stack]
@@ -69,18 +68,18 @@ class Uses:
         number = bisect.bisect_right(self._entries, entry) - 1
         return number, self._edges[number][1] if number >= 0 else None
 
-    def _phase_of_stack(self, frames: list[dict[str, Any]]) -> str:
-        kinds = {self._kind(frame) for frame in frames}
-        if OPTIMIZER in kinds:
-            return OPTIMIZER
-        return BACKWARD if BACKWARD in kinds or not frames else FORWARD
 
-    def _kind(self, frame: dict[str, Any]) -> str | None:
-        """Returns OPTIMIZER for a frame in an optimizer's file, BACKWARD for a call of backward(), else None."""
-        filename = str(frame.get("filename"))
-        if filename not in self._kinds:
-            is_autograd = BACKWARD if AUTOGRAD_FILE.search(filename) else None
-            self._kinds[filename] = OPTIMIZER if OPTIMIZER_FILE.search(filename) else is_autograd
-        kind = self._kinds[filename]
-        name = str(frame.get("name"))
-        return kind if kind != BACKWARD or "backward" in name or "recompute" in name or "unpack_hook" in name else None
+def _phase_of_stack(frames: list[dict[str, Any]]) -> str:
+    kinds = set(map(_kind, frames))
+    return OPTIMIZER if OPTIMIZER in kinds else BACKWARD if BACKWARD in kinds or not frames else FORWARD
+
+
+def _kind(frame: dict[str, Any]) -> str | None:
+    """Returns OPTIMIZER for a frame in an optimizer's file, BACKWARD for a call of backward(), else None."""
+    kind, name = _kind_of_file(str(frame.get("filename"))), str(frame.get("name"))
+    return kind if kind != BACKWARD or "backward" in name or "recompute" in name or "unpack_hook" in name else None
+
+
+@functools.lru_cache(maxsize=4096)  # a snapshot has millions of frames, but few files
+def _kind_of_file(filename: str) -> str | None:
+    return OPTIMIZER if OPTIMIZER_FILE.search(filename) else BACKWARD if AUTOGRAD_FILE.search(filename) else None

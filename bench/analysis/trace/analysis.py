@@ -1,6 +1,5 @@
 """Analyses the traces of one job's ranks: the --json answer of ./run.sh analyze."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,12 +170,10 @@ def _host_us(rank: Rank, steps: Sequence[window.Step]) -> float:
 
 def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
     """Returns the tables of operators and their rates.  device_us: of all kernels, None in a trace without a device."""
-    table, name, leading = operators.table(rank, rows, until_ns), known_device_name(rank), set[int]()
+    table, leading = operators.table(rank, rows, until_ns), set[int]()
     for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
         leading |= set(sorted(range(len(table)), key=lambda index: -(table[index][measure] or 0))[:MAX_OPERATORS])
-
-    peak_of = functools.partial(peak_rates.peak_flops, name)
-    rates, whole = operators.achieved(table, device_us, peak_of, peak_rates.mem_bytes_per_s(name))
+    rates, whole = operators.achieved(table, device_us, known_device_name(rank))
     return {
         "operators": [table[index] for index in sorted(leading)],  # those that lead by any measure, in order
         "num_operators": len(table),

@@ -26,16 +26,20 @@ def by_thread(
     """
     around = np.full(len(calls), -1)
     is_wanted = None if wanted is None else rank.names_that(wanted)
-    if kind not in rank.nests:
-        ranges = np.flatnonzero(rank.is_kind(kind))
-        rank.nests[kind] = {thread: ranges[members] for thread, members in groups(rank.track[ranges])}
-    asking, on_thread = np.flatnonzero(calls >= 0), rank.nests[kind]
+    asking, on_thread = np.flatnonzero(calls >= 0), nests(rank, kind)
     for thread, members in groups(rank.track[calls[asking]]):
         if thread in on_thread:
-            mine, nest = asking[members], on_thread[thread]
-            on_thread[thread] = nest if isinstance(nest, Nest) else Nest(rank, nest)
+            mine = asking[members]
             around[mine] = on_thread[thread].innermost(times[mine], is_wanted)
     return around
+
+
+def nests(rank: Rank, kind: int) -> dict[int, Nest]:
+    """Returns {thread: its ranges of a kind}, which are built once for all analyses of a rank."""
+    if kind not in rank.nests:
+        ranges = np.flatnonzero(rank.is_kind(kind))
+        rank.nests[kind] = {thread: Nest(rank, ranges[members]) for thread, members in groups(rank.track[ranges])}
+    return rank.nests[kind]
 
 
 def around_launch(
@@ -67,13 +71,10 @@ def annotations(rank: Rank, rows: np.ndarray) -> np.ndarray:
     """
     calls = window.launches(rank, rows)
     around = around_launch(rank, calls, events.ANNOTATION, _is_no_step)
-    ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
-    missing = (around < 0) & (calls >= 0)
-    if missing.any() and len(ranges):
-        threads, thread = np.unique(rank.track[ranges], return_inverse=True)
-        main = threads[np.bincount(thread, weights=rank.dur[ranges]).argmax()]
-        nest = Nest(rank, ranges[rank.track[ranges] == main])
-        around[missing] = nest.innermost(rank.ts[calls[missing]], rank.names_that(_is_no_step))
+    missing, on_thread = (around < 0) & (calls >= 0), nests(rank, events.ANNOTATION).values()
+    if missing.any() and on_thread:
+        main = max(on_thread, key=lambda nest: rank.dur[nest.rows].sum())
+        around[missing] = main.innermost(rank.ts[calls[missing]], rank.names_that(_is_no_step))
     return around
 
 
@@ -148,9 +149,8 @@ def by_python(
         ranges = ranges[rank.is_named(wanted, ranges)]
         for _, members in groups(rank.track[ranges]):
             nest = Nest(rank, ranges[members])
-            inside = nest.parent >= 0
-            np.subtract.at(own, nest.rows[nest.parent[inside]], rank.dur[nest.rows[inside]])
-        time_ns = np.maximum(own[ranges], 0)
+            own[nest.rows] = nest.own_ns(rank.dur)
+        time_ns = own[ranges]
     lines = []
     for name, mine in groups(take(rank.name, ranges)):
         shown = rank.names[name].removeprefix(MODULE) if name >= 0 else "unknown"

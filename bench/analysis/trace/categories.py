@@ -66,8 +66,8 @@ RULES = (
     Rule(COMMUNICATION, r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv",
          "void dlslime::intranode_alltoall_kernel(signed char*, int)"),
     # Copies by the driver; copies by a kernel are elementwise.
-    Rule(MEMORY_COPY, r"^(?:hip)?mem(?:cpy|set)", "Memcpy HtoD (Pinned -> Device)"),
-    Rule(MEMORY_COPY, r"^copy(?:host|device)|^fillbuffer|rocclr_(?:copy|fill)|^dma_request", "__amd_rocclr_fillBufferAligned"),
+    Rule(MEMORY_COPY, r"^(?:hip)?mem(?:cpy|set)|^dma_request", "Memcpy HtoD (Pinned -> Device)"),
+    Rule(MEMORY_COPY, r"^copy(?:host|device)|^fillbuffer|rocclr_(?:copy|fill)", "__amd_rocclr_fillBufferAligned"),
     # A log-softmax is the loss; any other softmax in a transformer is attention that is not fused.
     Rule(LOSS, r"log_?softmax|softmax_warp_\w+<[^<>]*, \d+, true",
          "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float, "

@@ -89,6 +89,11 @@ class Nest:
         self.start, self.end, self.name = rank.ts[self.rows], rank.end[self.rows], rank.name[self.rows]
         self.parent = _parents(self.end.tolist())
 
+    def own_ns(self, durations: np.ndarray) -> np.ndarray:
+        """Returns each range's duration without those directly inside it, not below 0.  durations: of the rank."""
+        lasting = durations[self.rows]
+        return np.maximum(lasting - sums(self.parent, len(lasting), lasting), 0)
+
     def innermost(self, times: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         """Returns the row of the innermost range around each time, -1 if there is none.
 

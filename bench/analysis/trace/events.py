@@ -19,7 +19,7 @@ KINDS = {
     **dict.fromkeys(("gpu_memcpy", "memcpy"), MEMCPY),
     **dict.fromkeys(("gpu_memset", "memset"), MEMSET),
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "hip_driver"), RUNTIME),
-    **dict.fromkeys(("mtia_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"), RUNTIME),
+    **dict.fromkeys(("mtia_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver"), RUNTIME),
     **dict.fromkeys(("cpu_op", "operator"), CPU_OP),
     "user_annotation": ANNOTATION,
     "gpu_user_annotation": GPU_ANNOTATION,

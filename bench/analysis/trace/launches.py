@@ -61,8 +61,8 @@ def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
 def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
     """Returns the number of launching calls that end before until_ns, and of those of them without a device row.
 
-    Both are 0 for a trace without device rows.  What a CUDA graph's capture launches does not count.  CUPTI before 13.1 gives kernels at the start of a profile wrong times,
-    and libkineto drops those: pytorch#192021.
+    Both are 0 for a trace without device rows.  What a graph's capture launches does not count.  CUPTI before 13.1
+    gives kernels at the start of a profile wrong times, and libkineto drops those: pytorch#192021.
     """
     on_device = rank.device_rows()
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME))

@@ -43,11 +43,6 @@ def are_of_one_job(files: Sequence[Path]) -> bool:
     return None not in ranks and len(set(ranks)) == len(ranks)
 
 
-def load_all(paths: Sequence[str | Path]) -> list[Rank]:
-    """Reads the files of one job as Ranks in order of rank.  Raises NoTrace for a file that cannot be read."""
-    return number(over_files(load, paths))
-
-
 def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
     """Returns {window: Ranks in order of rank}, the earliest first.  Raises NoTrace for a file that is not a trace."""
     return grouped(over_files(load, paths), lambda rank: rank)
@@ -74,16 +69,14 @@ def grouped(made: Iterable[Made], rank_of: Callable[[Made], Rank]) -> dict[str |
     return {name: windows[name] for name in sorted(windows, key=lambda name: first_ns.get(name, 0))}
 
 
-def number(ranks: Iterable[Rank]) -> list[Rank]:
-    """Sorts by rank; files that do not say their rank, or say one that is taken, get the next free one."""
+def number(ranks: Iterable[Rank]) -> None:
+    """Sets the rank of each file; those that do not say their rank, or say one that is taken, get the next free one."""
     used_ranks: set[int | None] = set()
-    ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name))
-    for rank in ordered:
+    for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name)):
         rank.is_taken = rank.rank in used_ranks
         if rank.rank is None or rank.is_taken:
             rank.rank = next(free for free in itertools.count() if free not in used_ranks)
         used_ranks.add(rank.rank)
-    return sorted(ordered, key=lambda rank: rank.rank)
 
 
 def over_files(work: Callable[..., Made], paths: Sequence[str | Path], *extra_arguments: Any) -> Iterator[Made]:

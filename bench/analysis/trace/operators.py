@@ -6,39 +6,35 @@ counts as unknown.
 
 import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bench.analysis.trace import attribution, events, formulas, window
-from bench.analysis.trace.columns import US, Nest, groups, index_of, sums
+from bench.analysis.trace.columns import US, index_of, sums
 from bench.analysis.trace.events import whole
 from bench.analysis.trace.rank import Rank
+from bench.machine import peak_rates
 
 # ---- rates from recorded shapes
 
 
 def achieved(
-    lines: list[dict[str, Any]],
-    device_us: float | None,
-    peak_of: Callable[[str], float | None],
-    mem_bytes_per_s: float | None = None,
+    lines: list[dict[str, Any]], device_us: float | None, device: str | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns (lines of operators with known FLOPs and with their rates, the longest first; whole).
 
     lines: of table(); they get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte" and "bound".  device_us: of all
     rows of the device together, None in a trace without one.  The time is that of the kernels that the operator
-    launched, or without a device its own on the CPU, with what it called.  peak_of(precision) -> FLOP/s or None.
-    bound: compute or memory, by which side of the roofline's ridge it lies on (Williams, Waterman and Patterson 2009).
-    whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these together, and their
-    share of the device's or all operators' time, 0 to 1 or None.
+    launched, or without a device its own on the CPU, with what it called.  device: the name by which its peaks are
+    known, or None.  bound: compute or memory, by which side of the roofline's ridge it lies on (Williams, Waterman and
+    Patterson 2009).  whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these
+    together, and their share of the device's or all operators' time, 0 to 1 or None.
     """
-    of, time = ("cpu", "flop_us") if device_us is None else ("device", "device_us")
+    of, time, name = ("cpu", "flop_us", None) if device_us is None else ("device", "device_us", device)
     total_us = sum(line["self_cpu_us"] for line in lines) if device_us is None else device_us
-    known = [line | {"time_us": line[time]} for line in lines if line["flop"] and line[time]]
-    rates = [_rate(line, peak_of if of == "device" else lambda precision: None, mem_bytes_per_s) for line in known]
-    flop, time_us = sum(line["flop"] for line in known), sum(line["time_us"] for line in known)
+    rates = [_rate(line, line[time], name) for line in lines if line["flop"] and line[time]]
+    flop, time_us = sum(line["flop"] for line in rates), sum(line["time_us"] for line in rates)
     whole = {
         "of": of,
         "flop": flop,
@@ -49,23 +45,19 @@ def achieved(
     return sorted(rates, key=lambda line: -line["time_us"]), whole
 
 
-def _rate(
-    line: dict[str, Any], peak_of: Callable[[str], float | None], mem_bytes_per_s: float | None
-) -> dict[str, Any]:
-    rate = line["flop"] / (line["time_us"] / 1e6)
-    kind = line["precision"]
-    peak = peak_of(kind) if kind else None
+def _rate(line: dict[str, Any], time_us: float, device: str | None) -> dict[str, Any]:
+    rate, kind = line["flop"] / (time_us / 1e6), line["precision"]
+    peak, mem_bytes_per_s = peak_rates.peak_flops(device, kind), peak_rates.mem_bytes_per_s(device)
     if kind == "float32" and peak and rate > peak:  # faster than FP32 allows: on tensor cores, as TF32
-        kind, peak = "tf32", peak_of("tf32")
+        kind, peak = "tf32", peak_rates.peak_flops(device, "tf32")
     intensity = line["flop"] / line["bytes"] if line["bytes"] else None
     ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
     bound = None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory"
-    kept = {name: line[name] for name in ("name", "shapes", "precision", "count", "flop", "time_us")}
-    pct = 100 * rate / peak if peak else None
-    return kept | {
+    return {name: line[name] for name in ("name", "shapes", "count", "flop")} | {
         "precision": kind,
+        "time_us": time_us,
         "tflop_per_s": rate / 1e12,
-        "pct_of_peak": pct,
+        "pct_of_peak": 100 * rate / peak if peak else None,
         "flop_per_byte": intensity,
         "bound": bound,
     }
@@ -89,16 +81,12 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
         return []
     launcher = index_of(attribution.operators(rank, rows), ops)  # first, as it needs much memory
     facts, index = _facts_of_calls(rank, ops)
-    nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one per thread
-    is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
-    own_ns = np.zeros(len(ops), np.int64)  # without the operators directly inside
-    for nest in nests:
-        left_ns = rank.dur[nest.rows] - sums(nest.parent, len(nest.rows), rank.dur[nest.rows])
-        own_ns[np.searchsorted(ops, nest.rows)] = np.maximum(left_ns, 0)
-    del nests
+    is_leaf, own_ns = leaves_with_flops(rank)[ops], np.zeros(len(rank.ts), np.int64)
+    for nest in attribution.nests(rank, events.CPU_OP).values():
+        own_ns[nest.rows] = nest.own_ns(rank.dur)
     columns_ns = {
         "cpu_us": rank.dur[ops],
-        "self_cpu_us": own_ns,
+        "self_cpu_us": own_ns[ops],
         "device_us": sums(launcher, len(ops), rank.dur[rows]),
         "flop_us": np.where(is_leaf, rank.dur[ops], 0),
     }
@@ -146,28 +134,19 @@ def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | No
     return str(extra[3]), whole(extra[4]), None if extra[8] is None else str(extra[8]), whole(extra[7])
 
 
-def _leaves(ops: np.ndarray, nests: list[Nest], known: np.ndarray) -> np.ndarray:
-    """Returns a mask of operators with FLOPs and without any inside that has some: aten::mm in aten::linear."""
-    is_leaf = np.zeros(len(ops), bool)
-    for nest in nests:
-        index = np.searchsorted(ops, nest.rows)
+def leaves_with_flops(rank: Rank) -> np.ndarray:
+    """Returns a mask over all rows: operators with known FLOPs that hold no other with known FLOPs."""
+    ops, is_leaf = np.flatnonzero(rank.is_kind(events.CPU_OP)), np.zeros(len(rank.ts), bool)
+    facts, index = _facts_of_calls(rank, ops)
+    is_leaf[ops] = np.array([fact["flop"] is not None for fact in facts] or [False])[index]
+    for nest in attribution.nests(rank, events.CPU_OP).values():
         has_inside = np.zeros(len(nest.rows), bool)
-        around = np.unique(nest.parent[known[index]])
+        around = np.unique(nest.parent[is_leaf[nest.rows]])
         while len(around := around[around >= 0]):
             has_inside[around] = True
             around = np.unique(nest.parent[around])
             around = around[(around < 0) | ~has_inside[around]]
-        is_leaf[index] = known[index] & ~has_inside
-    return is_leaf
-
-
-def leaves_with_flops(rank: Rank) -> np.ndarray:
-    """Returns a mask over all rows: operators with known FLOPs that hold no operator with known FLOPs."""
-    ops, is_leaf = window.host_rows(rank, events.CPU_OP), np.zeros(len(rank.ts), bool)
-    if len(ops):
-        facts, index = _facts_of_calls(rank, ops)
-        nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]
-        is_leaf[ops] = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
+        is_leaf[nest.rows[has_inside]] = False
     return is_leaf
 
 

@@ -35,7 +35,6 @@ class Collector:
     """
 
     def __init__(self) -> None:
-        self._kind_of = _Kinds(events.KINDS)
         self._names: dict[Any, int] = {}
         self._extras: dict[tuple[Any, ...], int] = {}
         self._tracks: dict[tuple[bool, Any, Any], int] = {}  # {(is device, number or text, number or text): index}
@@ -53,7 +52,7 @@ class Collector:
             decoded = events.DECODER.decode(b"[" + chunk + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             decoded = self._decode_one_by_one(chunk)
-        all_kinds = [self._kind_of[event.cat] for event in decoded]
+        all_kinds = [_kind_of(event.cat) for event in decoded]
         self._has_numbers = b'"Seq"' in chunk  # most traces have none, so that no event is checked
         kept, kinds = [], []
         for event, kind in zip(decoded, all_kinds):
@@ -174,14 +173,10 @@ class Collector:
         }
 
 
-class _Kinds(dict[str | None, int | None]):
-    """Maps a category, also in capitals, to its kind, None for any other; the categories seen are cached."""
-
-    def __missing__(self, cat: str | None) -> int | None:
-        kind = self.get(cat.lower()) if cat else None
-        if len(self) < 1000:  # a hostile file may have a category per event
-            self[cat] = kind
-        return kind
+@functools.lru_cache(maxsize=1000)  # a hostile file may have a category per event
+def _kind_of(cat: str | None) -> int | None:
+    """Returns the kind of a category, also in capitals, None for any other."""
+    return events.KINDS.get(cat.lower()) if cat else None
 
 
 class Rank:
@@ -210,7 +205,7 @@ class Rank:
         for name in events.COLUMNS:
             setattr(self, name, rows["columns"][name])
         self.end = self.ts + self.dur
-        self.nests: dict[int, dict[int, Any]] = {}  # by kind and track: rows of ranges, or their columns.Nest
+        self.nests: dict[int, dict[int, Any]] = {}  # {kind: {track: the columns.Nest of its ranges}} of attribution.py
         self.names, self.tracks, self.extras = rows["names"], rows["tracks"], rows["extras"]
         self.sequence: dict[int, tuple[str, int]] = rows["sequence"]
         self.num_events, self.num_bad, self.unread = rows["num_events"], rows["num_bad"], rows["unread"]
