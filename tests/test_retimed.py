@@ -193,6 +193,9 @@ def test_an_annotated_trace_keeps_every_event_and_its_account_tiles_each_step(tm
     assert all(a["id"] == b["id"] and a["ts"] < b["ts"] for a, b in zip(sent, met))
     first, again = (account.accounts_of(load_all([file]))[1] for file in (trace, path))
     assert first["parts"] == again["parts"] and first["next"] == again["next"]
+    for number, line in enumerate(first["next"][: perfetto.NUM_RANKED], start=1):
+        us = sum(event["dur"] for event in added if str(event.get("tid")).startswith(f"4 ranking, {number}:"))
+        assert us >= 1e3 * first["num_steps"] * line["most_ms"] * (1 - 1e-6), line  # more where a bound divides it
 
 
 def test_an_annotated_trace_never_takes_the_place_of_the_trace(tmp_path):

@@ -145,15 +145,13 @@ def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[flo
 def _telemetry(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, list[float | None]]:
     """Returns {name: [mean of A's runs, of B's]} for numbers in the telemetry's summary, such as clocks and power."""
     summaries = [[run.summary("telemetry") for run in runs] for runs in (a, b)]
-    every = [summary for arm in summaries for summary in arm]
-    means_by_name: dict[str, list[float | None]] = {
-        name: [] for summary in every for name, value in summary.items() if _is_number(value)
+    names = dict.fromkeys(name for arm in summaries for summary in arm for name in summary)
+    known = {
+        name: [[summary[name] for summary in arm if _is_number(summary.get(name))] for arm in summaries]
+        for name in names
     }
-    for name, means in means_by_name.items():
-        for arm in summaries:
-            values = [summary[name] for summary in arm if _is_number(summary.get(name))]
-            means.append(stats.mean(values) if values else None)
-    return means_by_name
+    means = {name: [stats.mean(values) if values else None for values in arms] for name, arms in known.items()}
+    return {name: both for name, both in means.items() if any(mean is not None for mean in both)}
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.explain import parts
+from bench.analysis.explain import device_steps, parts, ranking
 from bench.analysis.trace import critical, device_time
 from bench.analysis.trace.columns import US
 from bench.analysis.trace.rank import Rank
@@ -63,9 +63,17 @@ def events(rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -
     for number, line in enumerate(ranked[:NUM_RANKED], start=1):
         track = f"4 ranking, {number}: {line['gain_ms']:.3f} ms, {line['part']}: {line['what'] or ''}"[:MAX_TRACK_CHARS]
         for begin, end, piece in timeline:
-            if piece.late_rank == line["rank"] if line["part"] == parts.WAITING else piece.what == line["what"]:
+            if _is_of(line, piece):
                 yield _slice(track, begin, end, piece.part, piece)
     yield from _path(rank, pieces.steps)
+
+
+def _is_of(line: dict[str, Any], piece: parts.Piece) -> bool:
+    """Returns whether a line of the ranking holds a piece, or a part of one that its bound divides."""
+    part, name, late = ranking.origin_of(piece)
+    if part not in (line["part"], device_steps.BOUNDED):
+        return False
+    return late == line["rank"] if part == parts.WAITING else name in (None, line["what"], line["where"])
 
 
 def _slice(track: str, begin_ns: int, end_ns: int, name: str, piece: parts.Piece | None = None) -> dict[str, Any]:
