@@ -238,7 +238,7 @@ def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
     first = answer["next"][0]
     assert (first["part"], first["rank"], first["gain_ms"]) == (parts.WAITING, 1, 0.015)
     alone = account.accounts_of(load_all(two_ranks(tmp_path)[:1]))[1]
-    assert alone["doubts"][0].startswith("the traces are of 1 of 2 ranks") and len(answer["doubts"]) == 2
+    assert alone["doubts"][0].startswith("the traces are of 1 of 2 ranks") and "of 2 ranks" not in str(answer["doubts"])
 
 
 def test_at_each_moment_one_range_has_the_time():
