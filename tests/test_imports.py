@@ -67,7 +67,7 @@ BUDGET = {
     "data": 1_763,
     "record": 7_307,
     "web": 1_202,
-    "analysis": 8_367,
+    "analysis": 8_339,
     "training": 8_716,
     "compare": 3_289,
     "launch": 6_931,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_348,
     "cli": 4_332,
     "models": 3_472,
-    "tests": 53_755,
+    "tests": 53_783,
 }
 SLACK = 250
 
