@@ -59,10 +59,8 @@ def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bo
         print("compare: --fail-on needs a verdict, and these runs give none: give at least two a side", file=sys.stderr)
         return 2
     if fail_on and not is_about_loss and compared["time"]["drift_pct"] is not None:
-        needs = (
-            "compare: --fail-on needs a firm verdict, and these arms were not interleaved: a drift of the machine may"
-        )
-        print(f"{needs} be all that differs: ./run.sh race measures them", file=sys.stderr)
+        needs = "compare: --fail-on needs a firm verdict, and these arms were not interleaved"
+        print(f"{needs}, so only the machine may have changed: ./run.sh race measures them", file=sys.stderr)
         return 2
     code = 0
     for kind, limit_pct in fail_on:
@@ -83,17 +81,19 @@ def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         way = "rise" if metric.sign > 0 else "fall"
         verdict, edges = loss["verdict"], wording.interval(loss["ci95"], 5, f" {metric.unit}".rstrip())
         is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in compared["flags"]
-        failed = verdict == "worse" if shown else is_open
-        what = f"a {way} of {b}'s {metric.name}" + ("" if shown else f" by {loss['margin']:g} {metric.unit}".rstrip())
+        is_shown = verdict == "worse"
+        margin = "" if is_shown else f" by {loss['margin']:g} {metric.unit}".rstrip()
+        what = f"a {way} of {b}'s {metric.name}{margin}"
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
         verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(time)
         edges = wording.interval([low, high], 2, " %")
-        is_excluded = high <= limit_pct and "not-at-a-planned-look" not in compared["flags"]
-        failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
+        is_open = high > limit_pct or "not-at-a-planned-look" in compared["flags"]
+        is_shown = verdict == "slower" and low > limit_pct
         what = f"a slowdown of {b} by more than {limit_pct:g} %"
     end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
-    return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
+    failed = is_shown if shown else is_open
+    return f"{what} is {'shown' if is_shown else 'not excluded'} ({end})" if failed else None
 
 
 def _widest(time: Mapping[str, Any]) -> tuple[float, float]:

@@ -33,7 +33,7 @@ def every_record_is_internally_consistent(claim: Claim) -> Judged:
 
 def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
     """Git worked for every run: without it, whether the code matches a commit is unknown."""
-    good = f"git answered in {counted(len(claim.all_runs), 'run')}"
+    good = f"no failure of git in {counted(len(claim.all_runs), 'run')}"
     return judge_each(claim.all_runs, lambda run: run.record["code"].get("git_failure"), good)
 
 
