@@ -220,7 +220,7 @@ def test_a_refusal_says_what_to_mend_and_is_free(tries, monkeypatch):
 
 @pytest.mark.parametrize("word", ["model.arch=mine:Net", "optim={name: 'mine.py:Config'}", "model.arch=${oc.env:X}"])
 def test_a_setting_that_names_code_is_refused_before_the_code_is_imported(tries, word):
-    with pytest.raises(ValueError, match="only the code of model.arch=FILE.py:CLASS can run in a sandbox"):
+    with pytest.raises(ValueError, match="only the code of model.arch=FILE.py:CLASS can be confined to a sandbox"):
         refereeing.submit(begun(tries, trust=False), [word], "", "")
 
 
@@ -244,10 +244,35 @@ def test_a_submission_before_the_calibration_has_ended_is_decided_once_start_has
     assert search.submissions[number].decided["decision"] == "keep"
 
 
-def test_a_search_that_could_see_nothing_is_refused(tries):
-    with pytest.raises(ValueError, match="to show .* takes .* s, but .* s are left"):
-        begun(tries, effect=0.0001)
-    assert searches.read(searches.find(tries.results.folder)).has_ended
+def test_a_search_that_could_see_nothing_has_ended_and_decides_nothing_that_waited_for_it(tries, printed, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tries.results.folder))
+    search = begin(tries, effect=0.0001)
+    assert "nothing has been submitted yet, 1000000 s" in printed(referee, "status")
+    refereeing.submit(search, ["optim.beta2=0.92"], "", "")
+    with pytest.raises(ValueError, match="this search has ended: to show .* takes .* s, but .* s are left"):
+        refereeing.calibrate(search)
+    num_started = tries.num_started
+    with pytest.raises(ValueError, match="this search ended before submission 1 was decided"):
+        refereeing.work(search, 1)
+    assert tries.num_started == num_started and "(ended): 0 kept of 1, 1 open" in printed(referee, "status")
+
+
+def test_a_submitter_waits_for_no_later_submission_and_a_mistake_takes_no_number(tries):
+    search = begun(tries)
+    with pytest.raises(ValueError, match="there is no such file or folder"):
+        refereeing.submit(search, ["missing.patch"], "", "")
+    for change in ("optim.beta2=0.92", "optim.beta2=0.91"):
+        search, number = refereeing.submit(search, [change], "", "")
+    search = refereeing.work(search, 1)
+    assert number == 2 and [submission.number for submission in search.open] == [2]
+    refereeing.work(search, 1)
+    assert [submission.number for submission in searches.read(search.folder).open] == [2]
+
+
+def test_an_effect_in_per_cent_is_no_difference_of_losses(tries):
+    with pytest.raises(ValueError, match="effect=2%: a search for a lower loss looks for a difference"):
+        begin(tries, on="loss", effect=2.0, is_effect_pct=True)
+    assert begin(tries, effect=2.0, is_effect_pct=True).settings["effect"] == 2.0
 
 
 def edited(search, name="race.json"):

@@ -32,6 +32,7 @@ from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
+from bench.plans.race import state as race_state
 from bench.plans.referee import agent, deciding, page, refereeing, serving
 from bench.plans.referee import search as searches
 from bench.plans.referee.search import Search
@@ -79,7 +80,8 @@ def _start(args: argparse.Namespace, results: Path) -> int:
 def _calibrated(search: Search) -> Search:
     """Returns the search as it is when its champion has raced itself."""
     if search.calibration is None:
-        say("referee", f"{search.name}: the champion races itself, to measure the noise", always=True)
+        about = f"in {2 * (refereeing.CALIBRATION_ROUNDS + 1)} runs, which count in the budget"
+        say("referee", f"{search.name}: the champion races itself to measure the noise, {about}", always=True)
     with searches.locked(search.folder):
         search = refereeing.calibrate(searches.read(search.folder))
     calibration = search.calibration
@@ -117,6 +119,7 @@ def _settings(args: argparse.Namespace) -> tuple[searches.Arm, dict[str, Any]]:
         raise ValueError("budget is not set: use e.g. ./run.sh referee start track=cpu_nano budget=1h")
     numbers = {key: _number(key, values[key], 0.5 if key == "alpha" else 99.0) for key in NUMBERS if key in values}
     settings = {"on": values.get("on"), "alpha": numbers.get("alpha", ALPHA), "effect": numbers.get("effect")}
+    settings["is_effect_pct"] = "%" in values.get("effect", "")
     settings |= {"budget_s": seconds_of(values["budget"]), "price": numbers.get("price"), "trust": args.trust}
     return {"overrides": overrides, "rev": None}, settings
 
@@ -134,7 +137,7 @@ def _number(key: str, text: str, below: float) -> float:
 def _submit(args: argparse.Namespace, results: Path) -> int:
     search = searches.read(searches.find(results, args.search))
     search, number = refereeing.submit(search, args.words, args.author, args.note)
-    search = refereeing.work(search)
+    search = refereeing.work(search, number)
     submission = search.submissions[number]
     page.write(search)
     if args.json:
@@ -194,7 +197,11 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
         return
     kept = f"{len(search.kept)} kept of {len(search.submissions)}, {len(search.open)} open"
     kept = kept if search.submissions else "nothing has been submitted yet"
-    print(f"{search.name}: {kept}, {left_s:.0f} s of the budget left")
+    if search.calibration is None and (folder := deciding.folder_of(search, "calibration")):
+        slots = race_state.read(folder, search.results).slots
+        kept += f", {sum(slot.is_done for slot in slots)} of {len(slots)} runs of the calibration done"
+    ended = " (ended)" * search.has_ended
+    print(f"{search.name}{ended}: {kept}, {left_s:.0f} s of the budget left")
     print(f"page: {shown(search.folder / page.NAME)}")
     replay = "" if replayed is None else f" ({replayed})"
     print(f"champion: {race_folder.what(search.champion)}{replay}")

@@ -5,6 +5,8 @@ import contextlib
 import json
 import math
 import secrets
+import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from bench.compare import eligibility, searching, target
 from bench.compare.searching import Stop
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
+from bench.plans import locks
 from bench.plans.audit import short
 from bench.plans.race import arm_process, planning, question, runner, state, worktrees
 from bench.plans.race.planning import Facts
@@ -66,6 +69,9 @@ def _begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
     on = settings["on"] or question.OF_TRACK[target.rules_of(made["track"]).judged][0]
     if on not in QUESTIONS:
         raise ValueError(f"on={on}: a search asks for {', '.join(QUESTIONS)}")
+    if settings.get("is_effect_pct") and on == "loss":
+        what = f"effect={settings['effect']:g}%"
+        raise ValueError(f"{what}: a search for a lower loss looks for a difference: effect=0.02 is 0.02 nats")
     name = f"{made['race_id'][:16]}-{made['track']}-{secrets.token_hex(2)}"
     folder = results / searches.FOLDER / name
     folder.mkdir(parents=True)
@@ -146,7 +152,7 @@ def _refuse_blind(search: Search) -> None:
     if cost_s(search, effect) > left_s:
         seen = sight(search, left_s)
         what = "nothing" if math.isinf(seen) else search.shown(seen)
-        why = f"to show {search.shown(effect)} takes {cost_s(search, effect):.0f} s"
+        why = f"this search has ended: to show {search.shown(effect)} takes {cost_s(search, effect):.0f} s"
         searches.append(search, "search_end", why=why)
         remedy = "give a longer budget, a larger effect, shorter runs or a quieter machine"
         raise ValueError(f"{why}, but {left_s:.0f} s are left, in which this machine can show {what}: {remedy}")
@@ -165,21 +171,38 @@ def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> 
             break
         number += 1
     ref = f"{search.name}/{number}"
-    arm = submissions.stored(arguments, search.champion, folder, ref, search.settings["trust"])
+    try:
+        arm = submissions.stored(arguments, search.champion, folder, ref, search.settings["trust"])
+    except ValueError:  # which leaves no gap in the numbers
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     about = " ".join(arguments)
     facts = {"submission": number, "author": author, "note": note, "about": about, "arm": arm}
     return searches.append(search, "submitted", **facts), number
 
 
-def work(search: Search) -> Search:
-    """Decides all open submissions in order. After Interrupted the next call continues where this one stopped."""
-    with searches.locked(search.folder):
-        search = searches.read(search.folder)
-        if search.open and search.calibration is None:
-            remedy = "./run.sh referee start repeats it, or says what prevents it, and then decides what was submitted"
-            raise ValueError(f"{search.name}: its calibration has not succeeded: {remedy}")
-        while search.open:
+def work(search: Search, number: int | None = None) -> Search:
+    """Decides open submissions in order, up to this number; None: all. Raises ValueError if the search has ended.
+
+    After Interrupted the next call continues where this one stopped.
+    """
+
+    def is_left(search: Search) -> bool:
+        return bool(search.open) and (number is None or search.submissions[number].decided is None)
+
+    accepted = "" if number is None else f"submission {number} is accepted; "
+    while is_left(search := searches.read(search.folder)):
+        with searches.locked(search.folder, accepted + "waiting for {}, which works on this search"):
+            if not is_left(search := searches.read(search.folder)):  # the other process decided it
+                break
+            if search.has_ended:
+                open_number = search.open[0].number
+                raise ValueError(f"{search.name}: this search ended before submission {open_number} was decided")
+            if search.calibration is None:
+                remedy = "./run.sh referee start repeats it, or says what prevents it, and decides what was submitted"
+                raise ValueError(f"{search.name}: its calibration has not succeeded: {remedy}")
             search = _decide(search, search.open[0])
+        time.sleep(2 * locks.LOOK_S)  # others that wait for the lock get it
     return search
 
 

@@ -20,6 +20,7 @@ from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.compare import searching
 from bench.compare.searching import Stop
+from bench.launch.console import say
 from bench.plans import locks
 from bench.record import ledger
 
@@ -43,6 +44,7 @@ class Settings(TypedDict):
     on: str
     alpha: float
     effect: float | None  # the gain looked for: % of the time, or in the metric's unit; None: by the calibration
+    is_effect_pct: NotRequired[bool]  # whether it was given with a %; absent in older journals
     budget_s: float
     price: float | None  # dollars per device and hour
     trust: bool
@@ -219,6 +221,6 @@ def find(results: Path, name: str | None = None) -> Path:
     return folders[-1]
 
 
-def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lets only one process work on a search, or begin one, within the block; others wait until it is done."""
-    return locks.held(folder / LOCK, "works on it", wait=lambda holder: None)
+def locked(folder: Path, waits: str = "waiting for {}, which works on it") -> contextlib.AbstractContextManager[None]:
+    """Lets only one process work on a search, or begin one, within the block; others print waits and wait for it."""
+    return locks.held(folder / LOCK, "", wait=lambda holder: say("referee", waits.format(holder), always=True))
