@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -93,6 +94,14 @@ class Pair:
         """Cuts the connection between the hosts."""
         ip("-n", self.names[1], "link", "set", self.links[1], "down")
 
+    def kill(self, host):
+        """Kills every process of a host, as the loss of a machine does."""
+        while pids := self.pids(host):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
     def end(self, host, timeout_s=240):
         """Waits for a host's command and returns (exit code, output)."""
         process = self.processes[host]
@@ -110,13 +119,10 @@ class Pair:
             time.sleep(0.1)
         raise AssertionError(f"no step {step} in {timeout_s} s")
 
-    def workers(self):
-        """Returns the ids of all processes on both hosts."""
-        pids = []
-        for name in self.names:
-            listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-            pids += [int(word) for word in listed.stdout.split()]
-        return pids
+    def pids(self, host):
+        """Returns the ids of all processes on a host."""
+        listed = subprocess.run(["ip", "netns", "pids", self.names[host]], capture_output=True, text=True)
+        return [int(word) for word in listed.stdout.split()]
 
     def all_gone(self, timeout_s=30):
-        return real_runs.wait_for(lambda: not self.workers(), timeout_s, every_s=0.2)
+        return real_runs.wait_for(lambda: not self.pids(0) + self.pids(1), timeout_s, every_s=0.2)

@@ -51,6 +51,14 @@ def bench(results, *arguments, cwd=REPO, timeout_s=240, code=None, **env):
             pytest.fail(f"{' '.join(arguments)} took over {timeout_s} s:\n{output}\n{logs(results)}")
 
 
+def track_with(folder, rules):
+    """Makes a track like free with these rules, in YAML, and returns the arguments by which a run is on it."""
+    (folder / "track").mkdir(parents=True)
+    free = (REPO / "conf/track/free.yaml").read_text()
+    (folder / "track/mine.yaml").write_text(free.replace("name: free", f"name: mine\n  rules: {rules}"))
+    return "--config-dir", str(folder), "track=mine"
+
+
 def started(results, *arguments, changed=None, program=("bench",), **env):
     """Starts python -m PROGRAM ARGUMENTS in the background and returns its Popen, with stdout and stderr together.
 

@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_276,
-    "config": 3_149,
+    "config": 3_151,
     "machine": 4_384,
     "data": 1_763,
-    "record": 7_307,
+    "record": 7_316,
     "web": 1_202,
     "analysis": 8_339,
-    "training": 8_716,
+    "training": 8_767,
     "compare": 3_289,
-    "launch": 6_931,
+    "launch": 7_034,
     "report": 4_232,
     "plans": 8_953,
-    "claims": 3_100,
+    "claims": 3_103,
     "api": 1_348,
     "cli": 4_339,
     "models": 3_472,
-    "tests": 53_808,
+    "tests": 54_060,
 }
 SLACK = 250
 

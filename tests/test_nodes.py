@@ -21,6 +21,7 @@ from bench.launch.nodes import carried, facts, joining, leader, store
 from bench.launch.nodes import member as member_module
 from bench.machine import environment, gpus, leases
 from bench.machine.signals import Interrupted
+from bench.record import ledger
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
 SOON_LOST = {f"bench.launch.nodes.{module}.LOST_AFTER_S": 6.0 for module in ("store", "leader")}
@@ -76,13 +77,13 @@ def test_what_a_killed_node_left_is_cleared_by_the_next_command_and_no_other(tmp
 @pytest.mark.parametrize("name", ["../run.json", "/etc/passwd", ".launch.tmp", "", "logs/../../x"])
 def test_a_file_of_another_node_stays_in_the_record(tmp_path, name):
     with pytest.raises(ValueError, match="is not a file's name"):
-        carried.Incoming(tmp_path).add(name, b"x", is_last=True)
+        carried.Incoming(tmp_path, set()).add(name, b"x", is_last=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_another_node_overwrites_none_and_a_part_of_one_is_taken_back(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b"ours\n")
-    incoming = carried.Incoming(tmp_path)
+    incoming = carried.Incoming(tmp_path, set())
     for name, pieces in {"logs/rank1.log": (b"one", b"two"), "events.jsonl": (b"theirs\n",)}.items():
         for piece in pieces:
             incoming.add(name, piece, is_last=piece == pieces[-1])
@@ -95,6 +96,20 @@ def test_a_file_of_another_node_overwrites_none_and_a_part_of_one_is_taken_back(
         assert incoming.undo() == name
     assert (tmp_path / "logs" / "rank1.log").read_bytes() == b"onetwo" and not (tmp_path / "logs" / "cut.log").exists()
     assert (tmp_path / "events.jsonl").read_bytes() == b"ours\ntheirs\n"
+
+
+def test_a_later_segment_continues_a_nodes_logs_and_replaces_its_other_files(tmp_path):
+    for name in ("logs/rank1.log", "telemetry.node1.csv", "steps.csv"):
+        carried.Incoming(tmp_path, set()).add(name, b"first\n", is_last=True)
+    incoming = carried.Incoming(tmp_path, carried.of_earlier_segments(tmp_path))
+    for name in ("logs/rank1.log", "telemetry.node1.csv"):
+        incoming.add(name, b"second\n", is_last=True)
+        with pytest.raises(ValueError, match="the record has this file already"):
+            incoming.add(name, b"twice\n", is_last=True)
+    with pytest.raises(ValueError, match="the record has this file already"):
+        incoming.add("steps.csv", b"theirs\n", is_last=True)
+    assert (tmp_path / "logs" / "rank1.log").read_bytes() == b"first\nsecond\n"
+    assert (tmp_path / "telemetry.node1.csv").read_bytes() == b"second\n"
 
 
 ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}
@@ -147,7 +162,7 @@ def leader_of(leading, folder):
     made = object.__new__(leader.Leader)
     state = {"failures": [], "_lost": None, "_interrupted": None, "_own_is_known": False, "_bad_files": []}
     vars(made).update(_store=leading, _folder=folder, _group=None, _has_begun=True, **state)
-    files = carried.Incoming(folder)
+    files = carried.Incoming(folder, set())
     where = {"folder": "/nowhere", "clock": {"offset_ns": 0}, "files": files, "has_ended": True}
     made._peers = {1: facts.Peer(1, 1, 1, 1, 0, {}, **where)}
     return made
@@ -615,3 +630,98 @@ def test_two_torchruns_on_two_nodes_are_one_run(pair):
     assert (code, other) == (0, 0), out + other_out
     _, run = only_record(pair)
     assert run["launched_by"]["by"] == "torchrun" and [node["ranks"] for node in run["nodes"]] == [[0], [1]]
+
+
+# ---- runs that survive
+
+LASTS = ["track=free", *real_runs.SMALL, *real_runs.SLIGHT, "goal.num_steps=1200", "goal.val_every_steps=300"]
+LASTS += ["goal.val_tokens=1024", "hardware=cpu", "hardware.num_threads=1", "instruments=[]"]
+OFTEN = "checkpoint.every_min=0.002"
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a run with the two ranks on one node."""
+    results = tmp_path_factory.mktemp("unbroken")
+    real_runs.bench(results, "run", *LASTS, "hardware.num_processes=2", code=0)
+    (folder,) = real_runs.folders(results)
+    return folder
+
+
+def start_both(pair, *overrides):
+    """Starts a run that survives on both hosts, which see one results folder."""
+    for host in (0, 1):
+        pair.start(host, *command(pair, 2, "resume=auto", *overrides, run=LASTS), SPEEDRUN_RESULTS=str(pair.results(0)))
+
+
+def has_saved(pair, step):
+    lines = ledger.read(pair.results(0)).lines
+    return any(line["event"] == "checkpoint" and line["step"] > step for line in lines)
+
+
+@pytest.mark.slow
+def test_a_run_over_two_nodes_that_is_warned_and_loses_one_goes_on_as_one_record_to_the_bit(pair, unbroken):
+    start_both(pair)
+    pair.wait_for_step(100)
+    os.kill(pair.processes[1].pid, signal.SIGUSR1)
+    assert (pair.end(0)[0], pair.end(1)[0]) == (1, 1)
+    start_both(pair, OFTEN)
+    real_runs.wait_for(lambda: has_saved(pair, 400), timeout_s=240)
+    pair.kill(1)
+    assert (pair.end(0)[0], pair.end(1)[0]) == (1, -signal.SIGKILL)
+    start_both(pair)
+    (code, out), (other, other_out) = pair.end(0), pair.end(1)
+    assert (code, other) == (0, 0), out + other_out
+    (folder,) = real_runs.folders(pair.results(0))
+    assert real_runs.losses(folder) == real_runs.losses(unbroken)
+    run = real_runs.run_json(folder)
+    parts = run["segments"]
+    assert [part["status"] for part in parts] == ["preempted", "aborted", "complete"]
+    assert parts[0]["reason"].startswith("the run got SIGUSR1") and "node 1" in parts[1]["reason"]
+    assert sum(part["train_s"] for part in parts) == pytest.approx(run["metrics"]["train_s"], rel=1e-9)
+    assert run["warnings"] == [] and not (folder / "checkpoint").exists()
+    assert (folder / "logs" / "rank1.log").read_text().count("node 1, rank 1\n") == 3
+    assert not (pair.results(0) / carried.FOLDER).exists()
+    real_runs.bench(pair.results(0), "verify", str(folder), code=0)
+
+
+@pytest.mark.slow
+def test_a_run_that_survives_is_refused_where_the_nodes_share_no_folder(pair):
+    for host in (0, 1):
+        pair.start(host, *command(pair, 2, "resume=auto"))
+    for host in (0, 1):
+        code, out = pair.end(host)
+        assert code == 2 and "a node has another results folder, but checkpoints need one of all nodes" in out, out
+        assert not real_runs.folders(pair.results(host)) and not (pair.results(host) / carried.FOLDER).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("may_shrink", [True, False])
+def test_an_elastic_torchrun_that_loses_a_node_goes_on_with_the_other_where_the_track_allows(
+    pair, unbroken, may_shrink
+):
+    track = real_runs.track_with(pair.base / "conf", "{may_shrink: true}" if may_shrink else "{}")
+    for host in (0, 1):
+        launch = ("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=r")
+        launch += ("--rdzv-endpoint=10.99.0.1:29710", f"--local-addr={pair.addresses[host]}")
+        launch += (f"--rdzv-conf=is_host={host == 0},last_call_timeout=20,keep_alive_interval=1",)
+        launch += (f"--log-dir={pair.results(host)}.torchrun",)
+        env = {"GLOO_SOCKET_IFNAME": pair.links[host], "SPEEDRUN_RESULTS": str(pair.results(0))}
+        torchrun = ("torch.distributed.run", *launch, "-m", "bench", "run", *LASTS, *track, "resume=auto", OFTEN)
+        pair.start(host, *torchrun, **env)
+    real_runs.wait_for(lambda: has_saved(pair, 100) or pair.processes[0].poll(), timeout_s=240)
+    pair.kill(1)
+    code, out = pair.end(0)
+    pair.end(1)
+    assert code == 0, out
+    first, *others = map(real_runs.run_json, real_runs.folders(pair.results(0)))
+    if may_shrink:
+        (folder,) = real_runs.folders(pair.results(0))
+        assert [part.get("world_size") for part in first["segments"]] == [None, 1] and first["world_size"] == 2
+        assert first["segments"][0]["status"] == "aborted" and first["status"] == "complete"
+        ours, theirs = ([float(row[1] or 0) for row in real_runs.losses(path)] for path in (folder, unbroken))
+        assert ours == pytest.approx(theirs, abs=1e-4)
+        real_runs.bench(pair.results(0), "verify", str(folder), code=0)
+    else:
+        assert (first["status"], first["failure"]["kind"], first["world_size"]) == ("aborted", "node_lost", 2)
+        assert [(run["status"], run["world_size"]) for run in others] == [("complete", 1)]

@@ -5,18 +5,22 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import pytest
 import real_runs
+import torch
 
 from bench.compare import eligibility
 from bench.config.schema import GoalConfig
 from bench.launch import initial_record, launcher, ranks, resume
 from bench.launch.prepare import prepare
 from bench.machine import environment
-from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, validity
+from bench.record import checkpoints, failures, ledger, outside_clock, rows, run_folder, step_files, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
+from bench.training import checkpoint
 from bench.training.clock import Clock
+from bench.training.distributed import Ranks
 from bench.training.finish_line import FinishLine
 from bench.training.loop import train
 
@@ -160,6 +164,7 @@ def test_a_checkpoint_that_was_changed_is_refused(warned):
     [
         (("resume={run_id}", "goal.num_steps=1201"), "another config id"),
         (("resume={run_id}", "seed=1"), "another seed"),
+        (("resume={run_id}", "hardware.num_processes=2"), "another world size, 2 instead of 1"),
         (("resume=nobodys",), "no such run"),
     ],
 )
@@ -190,9 +195,31 @@ def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, m
         late = json.dumps(record | {"status": "running"})
         monkeypatch.setattr(resume, "_newest", lambda *known: (path.write_text(late), newest(*known))[1])
     begun = initial_record.record_of(job(word), environment.environment(), [])
+    (known,) = checkpoints.newest_first(folder)
+    shutil.copytree(known, folder / "checkpoint/step999")  # which its killed launcher had not put into the ledger yet
     with pytest.raises(ValueError, match=why) if why else contextlib.nullcontext():
         _, going_on = resume.go_on(job(word), begun, warned)
         assert going_on["segments"][0]["ended_at"] == elsewhere["heartbeat_at"]  # by the other's clock, as its start
+        assert checkpoints.newest_first(folder) == [known]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_launcher_on_another_machine_that_gives_no_sign_of_life_is_waited_for(warned, monkeypatch, lives):
+    folder = only_folder(warned)
+    path = folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running", "launcher": {}}))
+    began_s, slept_s = time.time(), []
+    os.utime(path, (began_s - 50, began_s - 50))
+
+    def sleep(seconds):
+        slept_s.append(seconds)
+        if lives and len(slept_s) == 3:
+            os.utime(path)
+
+    monkeypatch.setattr(resume.time, "sleep", sleep)
+    monkeypatch.setattr(resume.atomic, "clock_s", lambda folder: began_s + sum(slept_s))
+    resume.wait_for_signs(job("resume=auto"), warned)
+    assert sum(slept_s) == (3 if lives else 11)  # a minute after the last sign, 50 s of which had passed
 
 
 def job(*overrides):
@@ -204,16 +231,9 @@ def test_settings_of_checkpoints_change_no_config_id():
     assert len(ids) == 1
 
 
-@pytest.mark.parametrize(
-    ("overrides", "why"),
-    [
-        (("hardware.nodes=2", "hardware.num_processes=2", "hardware.rendezvous=h:1"), "only runs on one node"),
-        (("+instruments=trace",), "disturbs the run"),
-    ],
-)
-def test_a_run_that_could_not_go_on_is_refused_before_it_begins(overrides, why):
-    with pytest.raises(ValueError, match=why):
-        job("resume=auto", *overrides)
+def test_a_run_that_could_not_go_on_is_refused_before_it_begins():
+    with pytest.raises(ValueError, match="disturbs the run"):
+        job("resume=auto", "+instruments=trace")
 
 
 def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(tmp_path, monkeypatch):
@@ -262,3 +282,107 @@ def test_pauses_for_checkpoints_are_no_training_time_and_no_validation():
     both = outside_clock.joined([warned, clock], 10.0)
     assert (both["outside_train_s"], both["claimed_train_s"], both["validations_s"]) == (10.0, 10.0, [1.0, 1.0, 1.0])
     assert "segment 2 has no second clock" in outside_clock.joined([warned, None], 10.0)["unknown"]
+
+
+# ---- with other ranks
+
+ONE, TWO = "hardware.num_processes=1", "hardware.num_processes=2"
+
+
+@pytest.fixture
+def shrinks(tmp_path):
+    """The arguments by which a run may go on with fewer ranks."""
+    return real_runs.track_with(tmp_path / "conf", "{may_shrink: true}")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_fewer_ranks_where_the_track_allows_it_and_with_as_many_again(tmp_path, shrinks):
+    real_runs.bench(tmp_path / "unbroken", "run", *WORDS, *shrinks, TWO, code=0)
+    results = tmp_path / "broken"
+    for ranks_of_segment, at in ((TWO, 100), (ONE, 400)):
+        code, out = segment(results, *shrinks, ranks_of_segment, at=at, end=signal.SIGUSR1)
+        assert code == 1, out
+    code, out = segment(results, *shrinks, TWO)
+    assert code == 0, out
+    folder, other = only_folder(results), only_folder(tmp_path / "unbroken")
+    run, unbroken = run_folder.read(folder), run_folder.read(other)
+    assert [(part["status"], part.get("world_size")) for part in run["segments"]] == [
+        ("preempted", None),
+        ("preempted", 1),
+        ("complete", 2),
+    ]
+    assert (run["world_size"], run["config_id"]) == (2, unbroken["config_id"])
+    since = run["segments"][1]["from_step"]
+    ours, theirs = real_runs.losses(folder), real_runs.losses(other)
+    assert ours[: since + 1] == theirs[: since + 1] and len(ours) == len(theirs)
+    for ours_row, theirs_row in zip(real_runs.steps(folder), real_runs.steps(other), strict=True):
+        assert (ours_row["step"], ours_row["tokens"]) == (theirs_row["step"], theirs_row["tokens"])
+        for name in ("train_loss", "val_loss"):
+            assert float(ours_row[name] or 0) == pytest.approx(float(theirs_row[name] or 0), abs=1e-4)
+    assert min(step_files.read_by_rank(folder)["step_ms"][1]) == run["segments"][2]["from_step"] + 1
+    real_runs.bench(results, "verify", str(folder), code=0)
+    allowed = run | {"goal": run["goal"] | {"may_resume": True}}  # which is of other interruptions
+    why = "it was trained with 2, then 1, then 2 ranks: its loss counts, its time does not"
+    assert why in run["validity_reasons"] and validity.broken_time(allowed) == why
+    answer = eligibility.judge([rows.row_of(run)], [rows.row_of(unbroken)])
+    assert "world size differs: 2 x 2, 1 in A, 2 in B" in answer.refusals
+    assert "world size differs, which may change losses" in answer.loss_remarks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("optim=muon", "optim=muon: its 2 ranks do not have the same state, as they do with optim=adamw"),
+        ("hardware.reducer=shard", "hardware.reducer=shard: each of its 2 ranks has only its share"),
+    ],
+)
+def test_a_run_whose_state_is_divided_among_its_ranks_begins_anew_with_fewer(tmp_path, shrinks, setting, why):
+    results = tmp_path / "results"
+    code, out = segment(results, *shrinks, TWO, setting, at=100, end=signal.SIGUSR1)
+    assert code == 1, out
+    code, out = segment(results, *shrinks, ONE, setting)
+    assert code == 0 and why in out, out
+    first, second = (real_runs.run_json(folder) for folder in real_runs.folders(results))
+    assert (first["status"], second["status"]) == ("preempted", "complete")
+
+
+@pytest.mark.parametrize(
+    ("saved", "rules", "reducer", "state", "why"),
+    [
+        (2, True, None, {}, None),
+        (1, True, None, {"replicated": True}, None),
+        (1, True, None, {"replicated": False}, "optim=adamw: its 1 ranks do not have the same state"),
+        (1, True, None, {}, "optim=adamw: its 1 ranks do not have the same state"),
+        (4, True, "shard", {"replicated": True}, "hardware.reducer=shard: each of its 4 ranks has only its share"),
+        (1, None, None, {"replicated": True}, "its checkpoint is of 1 ranks, not 2, and its track has no rules"),
+    ],
+)
+def test_other_ranks_go_on_only_with_a_state_that_all_have(saved, rules, reducer, state, why):
+    config = job(TWO).config
+    config.track.rules.may_shrink = rules
+    before = {"hardware": {"reducer": reducer}, "optim": "adamw"}
+    hindrance = resume._hindrance_of_ranks(before, {"files": dict.fromkeys(range(saved))} | state, config)
+    assert (hindrance or "").startswith(why or "") and bool(hindrance) == bool(why)
+
+
+def test_a_rank_that_sees_another_file_than_the_launcher_has_checked_fails_like_a_bad_disk(warned):
+    (newest,) = checkpoints.newest_first(only_folder(warned))
+    state = json.loads((newest / checkpoints.STATE).read_text())
+    survival = {"folder": str(only_folder(warned)), "step": state["step"], "files": state["files"]}
+    alone = Ranks(0, 1, torch.device("cpu"))
+    assert checkpoint.load(survival, alone)["trainer"]["steps_done"] == state["step"]
+    state["files"]["rank0.pt"]["sha256"] = "0" * 64
+    with pytest.raises(OSError, match="this node sees another file than node 0 does") as seen:
+        checkpoint.load(survival, alone)
+    assert failures.kind_of(seen.value) == "disk_error" and "disk_error" in resume.OF_MACHINE
+
+
+def test_ranks_have_the_same_state_only_if_every_tensor_and_number_is():
+    def state(value=1.0, dtype=torch.float32, names=("a", "b"), lr=0.1):
+        moments = {name: torch.full((2, 3), value, dtype=dtype) for name in names}
+        return {"optimizer": {"state": moments, "param_groups": [{"lr": lr}]}, "grads": {}}
+
+    other = (state(2.0), state(dtype=torch.bfloat16), state(names=("a",)), state(names=("a", "c")), state(lr=0.2))
+    digests = {checkpoint._digest(value) for value in (state(), *other)}
+    assert len(digests) == 6 and checkpoint._digest(state()) in digests

@@ -132,14 +132,17 @@ def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(req
     assert first["launched_by"]["job_id"] == second["launched_by"]["job_id"] == job_id
 
 
-def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(slurm, tmp_path):
+@pytest.mark.parametrize("nodes", [(), NODES])
+def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(slurm, tmp_path, nodes):
     """In GraceTime SLURM sends SIGTERM, at which the job would end as failed and not start again by itself."""
-    overrides = ["goal.num_steps=6000", "goal.val_every_steps=2000", "resume=auto"]
+    num_steps = 3000 if nodes else 6000
+    overrides = [f"goal.num_steps={num_steps}", "goal.val_every_steps=2000", "resume=auto", *nodes]
     script = tmp_path / "job.sh"
     command = [sys.executable, "-m", "bench", "run", *real_runs.ENDLESS, *overrides]
     script.write_text(f"#!/bin/bash\ncd {real_runs.REPO}\nexec {' '.join(command)}\n")
     results = real_runs.environment(tmp_path)["SPEEDRUN_RESULTS"]
     options = ["--partition=low", "--requeue", "--exclusive", "--open-mode=append", f"--output={tmp_path}/log"]
+    options += ["--nodes=2"] * bool(nodes)
     job_id = slurm.run("sbatch", "--parsable", *options, str(script), SPEEDRUN_RESULTS=results).stdout.strip()
     real_runs.wait_for(lambda: list(tmp_path.glob("*/*/.progress.tmp")))
     slurm.run("srun", "--partition=p", "-N2", "--exclusive", "sleep", "1", timeout_s=120)
@@ -152,6 +155,7 @@ def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(
         {"by": "slurm", "job_id": job_id, "num_restarts": restarts} for restarts in (0, 1)
     ]
     assert "starts again, and resumes" in (tmp_path / "log").read_text()
+    assert [node["ranks"] for node in run.get("nodes", [])] == ([[0], [1]] if nodes else [])
 
 
 # ---- Hydra's launcher

@@ -230,6 +230,8 @@ class TrackRules:
     max_interrupted: int | None = None  # how many interrupted runs a claim's races may have; null: any number
     # whether the time of a run counts that wrote checkpoints or was resumed from one; null: no
     may_resume: bool | None = None
+    # whether resume= may go on with fewer ranks than a run began with; the time of such a run never counts; null: no
+    may_shrink: bool | None = None
     implausible_val_loss: float | None = None  # a run with a lower val_loss is invalid; null: no such bound
     # what makes a record: least time, fewest steps whatever their time, or the best value of the goal's metric
     judged: Annotated[str, one_of("time", "steps", "metric")] = "time"
@@ -310,19 +312,19 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def read(folder: Path | str, secrets: Iterable[tuple[list[Any], str]] = ()) -> Config:
+def read(folder: Path | str, secrets: Iterable[tuple[list[Any], Any]] = ()) -> Config:
     """Reads config.yaml of a run folder, of any version. Raises ValueError if it is damaged.
 
-    secrets are (path, text) pairs; text replaces the credential at that path, which config.yaml does not show.
+    secrets are (path, value) pairs of what the file does not show: credentials, and settings of a later segment.
     """
     path = Path(folder) / "config.yaml"
     with reading_record(path):
         values = upgraded(yaml_file.read(path))
-        for keys, text in secrets:
+        for keys, value in secrets:
             part = values
             for key in keys[:-1]:
                 part = part[key]
-            part[keys[-1]] = text
+            part[keys[-1]] = value
         return build(Config, values)
 
 

@@ -151,12 +151,6 @@ def _data(job: Job) -> dict[str, Any]:
     } | ({"origin": dataset.origin} if dataset.origin else {})
 
 
-def secrets_of(job: Job) -> dict[str, Any]:
-    """Returns the part of the launch file that workers need and config.yaml does not show: the credentials."""
-    secrets = [] if job.script else [[list(path), text] for path, text in job.secrets.items()]
-    return {"secrets": secrets} if secrets else {}
-
-
 def write_inputs(
     folder: Path,
     job: Job,
@@ -185,7 +179,9 @@ def write_inputs(
         "started_s": started_s,
         "shards": paths,
     }
-    launched |= secrets_of(job) | ({"edge_pipe": edge_pipe} if edge_pipe else {})
+    if job.secrets and not job.script:  # the credentials, which config.yaml does not show
+        launched["secrets"] = [[list(path), text] for path, text in job.secrets.items()]
+    launched |= {"edge_pipe": edge_pipe} if edge_pipe else {}
     launched |= {"survival": survival} if survival else {}
     if job.own_folder:
         launched["own"] = job.own_folder

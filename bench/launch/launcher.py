@@ -189,8 +189,10 @@ class _Launch:
     def _begin(self, stack: contextlib.ExitStack) -> None:
         """Creates the folder, the guard and the ranks' inputs, and checks the machine."""
         job, run = self._job, self._run
+        survives = resume.survives(job.config) and not {"race", "audit"} & run.keys()  # these start from scratch
+        if survives:
+            resume.wait_for_signs(job, results_root())
         with held():  # so that no signal leaves a folder behind whose run nobody finishes
-            survives = not {"race", "audit"} & run.keys()  # runs of races and audits always start from scratch
             going_on = resume.go_on(job, run, results_root()) if survives and job.config.resume else None
             earlier = None
             if going_on:
@@ -214,8 +216,8 @@ class _Launch:
                 self._confined = Confined(folder, job, [self._edges.path] if self._edges.path else [])
         pipes = self._watched.pipes if self._watched else []
         edge_pipe = self._edges.path if self._edges else None
-        if survives and (survival := resume.survival(job.config, earlier)):
-            self._survival = survival
+        if survives:
+            self._survival = resume.survival(job.config, folder, earlier)
             self._saved = resume.Watch(folder, results_root())
         facts = self._env, self._clock.started_s, run["code"], pipes, edge_pipe, self._survival
         initial_record.write_inputs(folder, job, *facts, goes_on=earlier is not None)

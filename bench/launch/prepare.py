@@ -210,9 +210,6 @@ def _check_survival(config: schema.Config) -> None:
             continue
         if config.script is not None:
             raise ValueError(f"{name}={value}: a script saves and resumes by itself: remove it")
-        if config.hardware.nodes:
-            what = f"hardware.nodes={config.hardware.nodes}, each of which has the checkpoints of its own ranks"
-            raise ValueError(f"{name}={value}: {what}: only runs on one node can be resumed: remove it")
         if flagging := registry.flagging(config.instruments):
             raise ValueError(f"{name}={value}: instruments.{flagging[0]} disturbs the run: use one or the other")
 

@@ -3,17 +3,23 @@
 A resumed run is one record in segments, run.json["segments"].  It continues from a checkpoint whose sha256 is in the
 ledger, under the same config, seed, code, data and kind of machine; otherwise it is refused (RUN_ID), or a new run
 begins (auto).  A checkpoint that was changed since it was written is refused in either case.
+
+With track.rules.may_shrink a run also goes on with fewer ranks than it began with, if all ranks have the same state.
+Each step still has the same tokens (bench/data/course.py), so that its loss differs only by rounding.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, utc
-from bench.config import schema
+from bench.config import identity, schema
 from bench.launch import allocation
 from bench.launch.console import say
 from bench.launch.prepare import Job
@@ -26,7 +32,9 @@ TURN = ".resume.turn"
 GOES_ON = ("preempted", "aborted")
 # Failures that are not the training's fault, after which the same steps may succeed
 OF_MACHINE = ("rank_killed", "agent_killed", "collective_timeout", "gpu_error", "nccl_error", "disk_full", "disk_error")
-KEPT = ("run_id", "name", "started_at", "command", "ledger_sha256", "sweep")  # fields of the first segment's record
+# fields of the first segment's record; config.yaml describes the last three
+KEPT = ("run_id", "name", "started_at", "command", "ledger_sha256", "sweep", "config_id", "world_size", "hardware")
+OF_RANKS = ("num_processes", "nodes", "num_threads", "micro_batch_seqs", "reducer")  # what depends on how many they are
 SAME = ("python", "torch", "cpu_model", "gpus")  # fields of run.json["environment"] that must not change
 
 
@@ -44,7 +52,8 @@ class Earlier:
         """Turns the record of a new run into the record of this run at the start of its next segment."""
         before = self.run.get("segments") or [{"from_step": 0, "started_at": self.run["started_at"]}]
         closed = before[-1] | self._end(before)
-        begins = {"from_step": self.state["step"], "started_at": utc.now(), "checkpoint_sha256": self.sha256}
+        begins = {"from_step": self.state["step"], "started_at": utc.now(), "world_size": run["world_size"]}
+        begins["checkpoint_sha256"] = self.sha256
         kept = {name: self.run[name] for name in KEPT if name in self.run}
         before_it = self.run.get("warnings", [])
         warnings = before_it + [warning for warning in run["warnings"] if warning not in before_it]
@@ -69,12 +78,22 @@ class Earlier:
         }
 
 
-def survival(config: schema.Config, earlier: Earlier | None = None) -> Section | None:
-    """Returns what the ranks need to know of checkpoints, or None if they make none."""
-    if config.checkpoint.every_min is None and config.resume is None:
-        return None
-    checkpoint = str(earlier.checkpoint.resolve()) if earlier else None
-    return {"every_min": config.checkpoint.every_min, "checkpoint": checkpoint}
+def survives(config: schema.Config) -> bool:
+    """Whether the ranks write checkpoints."""
+    return config.checkpoint.every_min is not None or config.resume is not None
+
+
+def survival(config: schema.Config, folder: Path, earlier: Earlier | None) -> Section:
+    """Returns what the ranks need to know of checkpoints.  folder: the run's, which another node may see elsewhere."""
+    rules = {"every_min": config.checkpoint.every_min, "may_shrink": config.track.rules.may_shrink}
+    begins = {"step": None} if earlier is None else {name: earlier.state[name] for name in ("step", "files")}
+    return {"folder": str(folder.resolve()), **rules, **begins, "settings": _settings_of_ranks(config)}
+
+
+def _settings_of_ranks(config: schema.Config) -> list[tuple[list[Any], Any]]:
+    """Returns (path, value) of the settings that depend on the number of ranks."""
+    batches = [(["stages", at, "micro_batch_seqs"], row.micro_batch_seqs) for at, row in enumerate(config.stages or ())]
+    return [(["hardware", name], getattr(config.hardware, name)) for name in OF_RANKS] + batches
 
 
 def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | None:
@@ -85,17 +104,17 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
     word, track = job.config.resume, results / job.config.track.name
     if not track.is_dir():
         return None
-    for folder in _candidates(track, job, str(word)):
+    for folder in _candidates(results, job, str(word)):
         before: Any = (as_read := run_folder.read_raw(folder))
         if before["status"] == "running" and _is_over(before, folder):
             before = run_folder.killed(before, "its launcher was killed")
         if before["status"] == "complete" and word == AUTO:
             return None
         newest = None
-        if not (why := _hindrance(before, run)):
+        if not (why := _hindrance(before, run, folder, job.config)):
             newest = _newest(folder, results)  # which reads all its files
-            why = "it has no checkpoint that the ledger knows"
-        if newest is not None:
+            why = newest and _hindrance_of_ranks(before, newest[1], job.config)
+        if newest is not None and not why:
             earlier = Earlier(folder, before, *newest)
             record = earlier.record(run)
             with atomic.locked(track / TURN):  # only one of two launchers resumes a run
@@ -104,6 +123,7 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
                     say("resume", f"{folder.name} continues after step {earlier.state['step']}", always=True)
                     return earlier, record
             why = "another launcher has resumed it"
+        why = why or "it has no checkpoint that the ledger knows"
         if word != AUTO:
             raise ValueError(f"resume={word}: {why}: start another run without resume=")
         say("resume", f"not {folder.name}: {why}")
@@ -112,11 +132,36 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
     return None
 
 
-def _candidates(track: Path, job: Job, word: str) -> list[Path]:
+def wait_for_signs(job: Job, results: Path) -> None:
+    """Waits until it is known whether the launcher of a running record on another machine lives: a minute at most."""
+    for folder in _candidates(results, job, AUTO) if job.config.resume == AUTO else ():
+        run, path = run_folder.read_raw(folder), folder / "run.json"
+        if run["status"] != "running" or processes.is_of_this_boot(run.get("launcher")) or _is_over(run, folder):
+            continue
+        say("resume", f"{folder.name}: waiting for a sign of life of its launcher on another machine", always=True)
+        beat_ns = path.stat().st_mtime_ns
+        while path.stat().st_mtime_ns == beat_ns and not _is_over(run, folder):
+            time.sleep(1.0)
+
+
+def _candidates(results: Path, job: Job, word: str) -> list[Path]:
     """Returns the folders of runs that may be resumed, the newest first."""
+    track = job.config.track
     names = f"*-{job.config_id}-s{job.config.seed}*" if word == AUTO else word
-    folders = [path.parent for path in track.glob(f"{names}/run.json")] if "/" not in word else []
+    folders = {path.parent for path in (results / track.name).glob(f"{names}/run.json")} if "/" not in word else set()
+    if word == AUTO and track.rules.may_shrink:  # those of other ranks have another config_id
+        runs = {line["run"] for line in ledger.read(results).lines if line["event"] == "checkpoint"}
+        saved = [results / run for run in runs if run.startswith(f"{track.name}/")]
+        folders |= {path for path in saved if checkpoints.newest_first(path) and _has_settings_of(path, job.config)}
     return sorted(folders, key=lambda folder: folder.name, reverse=True)
+
+
+def _has_settings_of(folder: Path, config: schema.Config) -> bool:
+    """Whether a run has the settings and the seed of config, except for what depends on the number of ranks."""
+    with contextlib.suppress(ValueError):
+        its = schema.read(folder, _settings_of_ranks(config))
+        return its.seed == config.seed and identity.config_id(its) == identity.config_id(config)
+    return False
 
 
 def _is_over(run: Any, folder: Path) -> bool:
@@ -130,27 +175,44 @@ def _is_over(run: Any, folder: Path) -> bool:
     return atomic.clock_s(folder) - (folder / "run.json").stat().st_mtime > run_folder.STALE_HEARTBEAT_S
 
 
-def _hindrance(before: Section, run: Section) -> str | None:
+def _hindrance(before: Section, run: Section, folder: Path, config: schema.Config) -> str | None:
     """Returns why the run `before` cannot be resumed by `run`, or None if it can."""
     kind = (before["failure"] or {}).get("kind")
     if before["status"] not in GOES_ON and not (before["status"] == "failed" and kind in OF_MACHINE):
         return f"it is {before['status']}{f' ({kind})' if kind else ''}"
     if before.get("race") or before.get("audit"):
         return "it belongs to a race or an audit, whose runs cannot be resumed"
-    pairs = {name: (before[name], run[name]) for name in ("config_id", "seed", "world_size")}
+    pairs = {name: (before[name], run[name]) for name in ("seed", "world_size", "config_id")}
+    num_ranks, most = run["world_size"], before["world_size"]
+    if config.track.rules.may_shrink and num_ranks < most and _has_settings_of(folder, config):
+        pairs = {"seed": pairs["seed"]}
     pairs["code"] = before["code"]["source_sha256"], run["code"]["source_sha256"]
     for split in ("train", "val"):
         then, now = ([file["sha256"] for file in of["data"][split]] for of in (before, run))
         pairs[f"{split} data"] = then, now
     for name in SAME:
         facts = (of["environment"].get(name) for of in (before, run))
-        then, now = ([gpu["name"] for gpu in fact] if isinstance(fact, list) else fact for fact in facts)
+        then, now = (sorted({gpu["name"] for gpu in fact}) if isinstance(fact, list) else fact for fact in facts)
         pairs[name] = then, now
     differing = [name for name, (then, now) in pairs.items() if then != now]
     if not differing:
         return None
     name = differing[0]
     return f"another {name.replace('_', ' ')}, {str(pairs[name][1])[:60]} instead of {str(pairs[name][0])[:60]}"
+
+
+def _hindrance_of_ranks(before: Section, state: dict[str, Any], config: schema.Config) -> str | None:
+    """Returns why a checkpoint of other ranks cannot be resumed, None if it can or is of as many."""
+    saved, num_ranks = len(state["files"]), config.hardware.num_processes
+    if saved == num_ranks:
+        return None
+    if not config.track.rules.may_shrink:
+        return f"its checkpoint is of {saved} ranks, not {num_ranks}, and its track has no rules.may_shrink"
+    if before["hardware"]["reducer"] == "shard":
+        return f"hardware.reducer=shard: each of its {saved} ranks has only its share of the optimizer's state"
+    if not state.get("replicated"):
+        return f"optim={before['optim']}: its {saved} ranks do not have the same state, as they do with optim=adamw"
+    return None
 
 
 def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | None:
@@ -184,12 +246,15 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
 
 
 def _begin(earlier: Earlier, run: Section, results: Path) -> None:
-    """Writes the segment to the ledger, then run.json; removes the failures that the earlier segment left."""
+    """Writes the segment to the ledger, then run.json; removes what the earlier one left: failures, and checkpoints
+    that a killed launcher has not put into the ledger, which would count as this segment's newest."""
     folder = earlier.folder
     run_folder.remove_temporary(folder)
     atomic.reserve(folder)
     for path in [*folder.glob("logs/rank*.failure.json"), folder / "logs" / "agent.json"]:
         path.unlink(missing_ok=True)
+    for checkpoint in itertools.takewhile(lambda newer: newer != earlier.checkpoint, checkpoints.newest_first(folder)):
+        shutil.rmtree(checkpoint, ignore_errors=True)
     name, facts = ledger.name_of(results, folder), {"step": earlier.state["step"], "checkpoint_sha256": earlier.sha256}
     ledger.append(results, "resume", run=name, segment=len(run["segments"]), **facts)
     atomic.write_json(folder / "run.json", run)

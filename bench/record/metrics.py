@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from bench.base import metric, stats
 from bench.base.units import ms_from_s, s_from_ms
 from bench.machine import peak_rates
-from bench.record.shape import Facts, Section
+from bench.record.shape import Facts, Section, world_sizes
 from bench.record.step_files import StepRow
 
 MAX_UNTIMED_FRAC = 0.01  # if the steps' times lack more of a run's time than this, they do not say when a step was
@@ -66,13 +66,14 @@ def speed(run: Facts, timed_s: float | None, num_steps: int | None, flagged: Col
     num_tokens, model = tokens_in_steps(run["measured"], last, flagged), flops_per_token(run, last, flagged)
     rate = num_tokens / timed_s if num_tokens and timed_s else None  # global, over all ranks
     peak = peak_flops(run)
+    steady_rate = rate if len(set(world_sizes(run))) == 1 else None  # known only if their number never changed
     return {
         "step_avg_ms": step_avg_ms(None if timed_s is None else ms_from_s(timed_s), num_steps),
         "tokens_per_s": rate,
-        "tokens_per_s_per_gpu": rate / world_size if rate is not None and run["environment"].get("gpus") else None,
-        "mfu": mfu(model.get("flops_per_token"), rate, world_size, peak),
-        "mfu_causal": mfu(model.get("flops_per_token_causal"), rate, world_size, peak),
-        "mfu_at_clock": mfu_at_clock(model.get("flops_per_token"), rate, run, peak),
+        "tokens_per_s_per_gpu": steady_rate / world_size if steady_rate and run["environment"].get("gpus") else None,
+        "mfu": mfu(model.get("flops_per_token"), steady_rate, world_size, peak),
+        "mfu_causal": mfu(model.get("flops_per_token_causal"), steady_rate, world_size, peak),
+        "mfu_at_clock": mfu_at_clock(model.get("flops_per_token"), steady_rate, run, peak),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, cast
 from bench.base.metric import Metric, from_goal, named
 from bench.record import configs, outside_clock, validity
 from bench.record.metrics import flagged_steps, target_of
-from bench.record.shape import Record, Section
+from bench.record.shape import Record, Section, world_sizes
 
 
 class Asked(TypedDict):
@@ -286,7 +286,7 @@ def setting(run: Record) -> Section:
         "instruments": protocol.get("instruments"),
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
-        "world_size": run.get("world_size"),
+        "world_size": sizes if len(set(sizes := world_sizes(run))) > 1 else run.get("world_size"),
         **({"compile_flags": flags} if (flags := run["measured"].get("compile_flags")) is not None else {}),
         **({"beside": beside["num_slots"]} if (beside := run.get("beside")) else {}),
         **({"broken_time": True} if validity.broken_time(run) else {}),

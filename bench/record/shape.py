@@ -77,6 +77,12 @@ class Record(TypedDict):
     instrument_summaries: NotRequired[Section | None]
 
 
+def world_sizes(run: Facts) -> list[int | None]:
+    """Returns the number of ranks of each of the run's segments, in order; of the run, if it has none."""
+    segments: list[Section] = run.get("segments") or [{}]
+    return [segment.get("world_size", run.get("world_size")) for segment in segments]
+
+
 def schema() -> Section:
     """Reads run.schema.json."""
     known: Section = json.loads(SCHEMA.read_text())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from bench.base import stats
 from bench.record import outside_clock
-from bench.record.shape import Facts, Section
+from bench.record.shape import Facts, Section, world_sizes
 
 NOT_COMPLETE = "the run did not complete"
 BUSY = "other programs used"  # how the doubt about a busy machine begins
@@ -71,7 +71,9 @@ def validity(run: Facts) -> tuple[str, list[str]]:
 
 
 def broken_time(run: Facts) -> str | None:
-    """Returns why the time of a complete run does not count, if its track forbids interruptions and it has any."""
+    """Returns why the time of a complete run does not count: its ranks changed, or its track forbids interruptions."""
+    if len(set(sizes := world_sizes(run))) > 1:
+        return f"it was trained with {', then '.join(map(str, sizes))} ranks: its loss counts, its time does not"
     segments, num_checkpoints = run.get("segments") or (), run["measured"].get("num_checkpoints") or 0
     if (run.get("goal") or {}).get("may_resume") or not (segments or num_checkpoints):
         return None

@@ -49,7 +49,7 @@ def write(
     {"stopped_at", "model", "measured", "torch_facts", "instrument_summaries", "referee"}.  begins_look: a look follows.
     """
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
-    if len(everyone) > 1:
+    if len(everyone) > 1 or any("is_of_all" in row for row in everyone[0].rows):
         step_files.write_by_rank(folder, _by_rank(everyone))
     events = []  # the other ranks' (rank 0's are written already), by node 0's clock, with the node unless it is 0
     for rank in everyone:
@@ -122,9 +122,10 @@ def _by_rank(everyone: list[RankResult]) -> dict[str, list[dict[int, float]]]:
     """Returns {"step_ms": [each rank's {row: milliseconds}]}, and "own_ms" alike if the regions are known.
 
     Ranks wait for each other within a step, so their step_ms are alike; own_ms is what a rank does before it can wait,
-    its data and forward, and shows which rank was late.
+    its data and forward, and shows which rank was late.  Of steps before the number of ranks changed neither is known.
     """
-    by_column = {"step_ms": [{row["step"]: row["step_ms"] for row in rank.rows} for rank in everyone]}
+    known = [[row for row in rank.rows if "is_of_all" not in row] for rank in everyone]
+    by_column = {"step_ms": [{row["step"]: row["step_ms"] for row in rank_rows} for rank_rows in known]}
     regions = [rank.columns.get("regions", {}) for rank in everyone]
     if all(columns.get("data_ms") and columns.get("forward_ms") for columns in regions):
         by_column["own_ms"] = [

@@ -75,7 +75,9 @@ class Run:
         self.times: dict[str, Any] = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
         self.referee: dict[str, dict[str, Any]] = {}  # outcomes of the checks, for run.json["referee"]
-        self.config = schema.read(folder, launch.get("secrets", ()))
+        self._survival, self._warnings = launch.get("survival"), warnings if warnings is not None else []
+        of_segment = (self._survival or {}).get("settings", ())  # config.yaml has those of the first one
+        self.config = schema.read(folder, [*launch.get("secrets", ()), *of_segment])
         hardware = self.config.hardware
         compile_flags.watch()
         torch.set_num_threads(hardware.num_threads)  # torchrun without the launcher sets OMP_NUM_THREADS=1
@@ -91,7 +93,6 @@ class Run:
         self._edge_pipe = launch.get("edge_pipe")
         self._t_offset_ns = launch.get("t_offset_ns", 0)  # node 0's clock minus this node's
         self._stopped_at: int | None = None  # the step after which profile.stop_after_window ended the run
-        self._survival, self._warnings = launch.get("survival"), warnings if warnings is not None else []
         self._earlier: dict[str, Any] = {}  # what _save_state() wrote in the run's earlier segments
         self.events = RankEvents(self.ranks.rank)
         self.marks = marks_for(self.ranks.device.type)
@@ -154,10 +155,13 @@ class Run:
 
     def _resume(self) -> None:
         """Resumes where the run's earlier segments ended, if there are any."""
-        if self._survival and self._survival["checkpoint"]:
-            self._earlier = checkpoint.load(Path(self._survival["checkpoint"]), self.ranks)
+        if self._survival and self._survival["step"] is not None:
+            self._earlier = checkpoint.load(self._survival, self.ranks)
+            if self._earlier["referee_loss"]:
+                self._referee_loss.restore(self._earlier["referee_loss"])
+            else:  # other ranks had other parts of the first validation
+                self._referee_loss.evaluate()
             self._trainer.restore(self._earlier["trainer"])
-            self._referee_loss.restore(self._earlier["referee_loss"])
             self.rows.extend(self._earlier["rows"])
 
     def _save_state(self, step: int, stop: int, log: StepLog, clock: Clock, finish_line: FinishLine) -> bool:
@@ -226,8 +230,7 @@ class Run:
                 writer.event("run_start")
             instruments.on_run_start()
             if self._survival:
-                warned = self.folder, self.ranks, self._survival["every_min"], self._warnings
-                self._checkpoints = checkpoint.Checkpoints(*warned)
+                self._checkpoints = checkpoint.Checkpoints(self._survival, self.ranks, self.folder, self._warnings)
                 stack.callback(self._checkpoints.close)
                 save = functools.partial(self._save_state, log=log, clock=clock, finish_line=finish_line)
                 saving = self._checkpoints.is_due, save

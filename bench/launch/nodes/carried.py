@@ -7,9 +7,10 @@ files travel over the connection, and one process writes the record.
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +21,7 @@ from bench.record import run_folder
 OWNER = ".owner.tmp"  # identifies the process that made a node's folder and removes it
 ABANDONED_S = 86400.0  # age from which a folder of another machine is removed
 FOLDER = ".nodes"  # in a results folder; searches skip names with a leading dot
+SEEN_S = 5.0  # by then a network file system should show what another node wrote (assumed)
 KEPT = ("config.yaml", "run.json", "environment.json")  # files of the record that node 0 writes itself
 
 
@@ -45,6 +47,25 @@ def remove(folder: Path) -> None:
         folder.parent.rmdir()
 
 
+def marked(results: Path) -> Path | None:
+    """Creates a folder in this node's results that node 0 sees if it has the same ones; None if it cannot."""
+    mark = results / FOLDER / secrets.token_hex(16)
+    try:
+        mark.mkdir(parents=True)
+        atomic.write_json(mark / OWNER, processes.identity(os.getpid()), durable=False)
+    except OSError:
+        return None
+    return mark
+
+
+def is_seen(results: Path, mark: object) -> bool:
+    """Whether another node's mark is in these results; over a network it may appear a moment later."""
+    path, until_s = results / FOLDER / str(mark) / OWNER, time.monotonic() + SEEN_S
+    while not path.exists() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return path.exists()
+
+
 def clear(results: Path) -> None:
     """Removes the folders of nodes whose process was killed; its guard has ended the ranks."""
     for folder in (results / FOLDER).glob("*"):
@@ -59,13 +80,17 @@ def clear(results: Path) -> None:
                 remove(folder)
 
 
-def rescue(folders: Iterable[Path], record: Path) -> None:
-    """Copies the logs of lost nodes into the record, if this machine can read those nodes' folders."""
-    for folder in filter(Path.is_dir, folders):
-        for name in names(folder):
-            if name.startswith("logs/") and not (record / name).exists():
-                with contextlib.suppress(OSError):
-                    shutil.copyfile(folder / name, record / name)
+def rescue(folder: Path, files: "Incoming") -> None:
+    """Adds the logs of a lost node to the record, if this machine can read that node's folder."""
+    for name in names(folder) if folder.is_dir() else ():
+        if name.startswith("logs/"):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: it had been sent
+                files.add(name, (folder / name).read_bytes(), is_last=True)
+
+
+def of_earlier_segments(record: Path) -> set[str]:
+    """Returns the names of files that nodes sent in earlier segments of a run."""
+    return {name for name in run_folder.files(record) if name.startswith("logs/") or run_folder.OF_NODE.search(name)}
 
 
 def names(folder: Path) -> Iterator[str]:
@@ -74,10 +99,13 @@ def names(folder: Path) -> Iterator[str]:
 
 
 class Incoming:
-    """Writes the files of a node into the record; they arrive one after another, in pieces."""
+    """Writes the files of a node into the record; they arrive one after another, in pieces.
 
-    def __init__(self, record: Path):
-        self._record = record
+    earlier: the names, shared by all nodes, of_earlier_segments(): logs are continued, other files replaced.
+    """
+
+    def __init__(self, record: Path, earlier: set[str]):
+        self._record, self._earlier = record, earlier
         self._name: str | None = None  # the file that is arriving
         self._path: Path | None = None  # where it is written; None: its remaining pieces are ignored
         self._num_bytes = 0  # size of the record's file before
@@ -100,7 +128,11 @@ class Incoming:
         if not parts or name.startswith("/") or ".." in parts or parts[0].startswith("."):
             raise ValueError(f"{name[:200]!r} is not a file's name in a run's folder")
         path = self._record.joinpath(*parts)
-        if path.exists() and parts != ("events.jsonl",):
+        if name in self._earlier:
+            self._earlier.remove(name)
+            if parts[0] != "logs":
+                path.unlink()
+        elif path.exists() and parts != ("events.jsonl",):
             raise ValueError(f"{name}: the record has this file already")
         return path
 

@@ -104,7 +104,8 @@ def own_address(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-FACTS = ("environment", "used", "commit", "host_hash", "fabric", "address")  # facts of a node that the record shows
+# facts of a node that the record shows; and the mark by which node 0 sees whether they share their results folder
+FACTS = ("environment", "used", "commit", "host_hash", "fabric", "address", "mark")
 
 
 @dataclass

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from bench.base import atomic
+from bench.base.paths import results_root
 from bench.base.text_table import counted
 from bench.config import schema
-from bench.launch import allocation, initial_record, ranks
+from bench.launch import allocation, ranks, resume
 from bench.launch.allocation import Adopted
 from bench.launch.console import say
 from bench.launch.nodes import carried, facts
@@ -27,7 +28,7 @@ from bench.launch.nodes.facts import Peer, clock_of, peer_of
 from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
 from bench.machine import leases
-from bench.record import failures
+from bench.record import failures, run_folder
 
 RENDEZVOUS_S = 300.0  # enough for nodes that a person starts one after another
 TICK_S = 0.1
@@ -114,6 +115,9 @@ class Leader:
             where = f"node {peer.node}" if self._adopted else "a node"
             if why := facts.difference(peer.facts or {}, self._own):
                 self._refuse_all(f"{where} has another {why}")
+            if resume.survives(job.config) and not carried.is_seen(results_root(), (peer.facts or {})["mark"]):
+                remedy = "set SPEEDRUN_RESULTS to a folder that all nodes share, or remove resume= and checkpoint."
+                self._refuse_all(f"{where} has another results folder, but checkpoints need one of all nodes: {remedy}")
         if not self._adopted:  # numbered in order of arrival
             first_rank = self._own_ranks
             for node, peer in enumerate(self._peers.values(), 1):
@@ -177,8 +181,9 @@ class Leader:
         """Context in which all ranks run; when it is left, they are ended and their files are collected.  survives: as
         in ranks.Place."""
         self._folder, adopted, hardware = folder, self._adopted, self._job.config.hardware
+        earlier = carried.of_earlier_segments(folder)
         for peer in self._nodes:
-            peer.files = carried.Incoming(folder)
+            peer.files = carried.Incoming(folder, earlier)
             if peer.facts:
                 atomic.write_json(folder / f"environment.node{peer.node}.json", peer.facts["environment"])
         master = None
@@ -215,7 +220,8 @@ class Leader:
     def _are_ready(self, folder: Path) -> bool:
         """Waits until every other node has created its folder and measured its clock; returns whether all have."""
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
-        launch = initial_record.secrets_of(self._job)
+        own = atomic.read_json(folder / run_folder.LAUNCH, {})
+        launch = {name: own[name] for name in ("secrets", "survival") if name in own}
         for peer in self._nodes:
             self._store.tell(peer.number, "inputs", run_id=folder.name, node=peer.node, texts=texts, launch=launch)
         until_s = time.monotonic() + LOST_AFTER_S
@@ -287,9 +293,9 @@ class Leader:
                     self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it arrived")
                 what = f"node {peer.node} was lost after its ranks had ended, and its files may be missing"
                 self._bad_files.append(f"{what}: {why}")
-        lost = [Path(peer.folder) for peer in self._nodes if peer.is_lost and peer.folder]
-        carried.rescue(lost, self._folder)
         for peer in self._nodes:
+            if peer.is_lost and peer.folder and peer.files:
+                carried.rescue(Path(peer.folder), peer.files)
             for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
 

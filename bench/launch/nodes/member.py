@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.base.paths import REPO, results_root
 from bench.config import schema, typed
-from bench.launch import ranks
+from bench.launch import ranks, resume
 from bench.launch.allocation import Adopted
 from bench.launch.nodes import carried, facts, leader
 from bench.launch.nodes.store import GONE, MemberStore, values_of
@@ -130,9 +130,11 @@ class Member:
         where: {"node", "first_rank", "local_rank", "num_ranks"}, unless the leader decides them.  Raises Refused if the
         run does not start, Interrupted if a signal ended this process.
         """
+        mark = carried.marked(results_root()) if self._job and resume.survives(self._job.config) else None
         own = self._job and facts.facts_of(self._job) | {
             "fabric": facts.network(self._interface),
             "address": self._store.own_address,
+            "mark": mark and mark.name,
         }
         why_left = "it ended"
         with raise_interrupted() as signals, contextlib.ExitStack() as stack:
@@ -165,8 +167,8 @@ class Member:
                 stack.close()
                 self._store.send("left", why=why_left)
                 self._store.close()
-                if self._folder is not None:
-                    carried.remove(self._folder)
+                for folder in filter(None, (self._folder, mark)):
+                    carried.remove(folder)
 
     def _make_folder(self, job: Job) -> None:
         """Creates this node's folder with the files that its ranks read."""
@@ -179,6 +181,8 @@ class Member:
         shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
         launch = inputs["launch"] | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
         launch |= {"own": job.own_folder} if job.own_folder else {}
+        if survival := launch.get("survival"):
+            survival["folder"] = str((results_root() / job.config.track.name / inputs["run_id"]).resolve())
         carried.clear(results_root())
         self._folder = carried.folder_of(results_root(), inputs["run_id"], inputs["node"])
         carried.make(self._folder, inputs["texts"], launch)
