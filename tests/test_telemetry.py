@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import types
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,8 @@ def test_a_gpu_lost_in_mid_run_ends_its_rows_and_not_those_of_the_other(tmp_path
         sampling.gpus["GPU-a"]["lost"] = 1
         sampling.write()
         sampling.wait_for_rows(20)
-        time.sleep(join.MAX_GAP_S)
+        read_s = [row["read_ns"] / 1e9 for row in join.read(sampling.path) if row["device"] == "gpu0"]
+        time.sleep(max(join.MAX_GAP_S, *(3 * (later - earlier) for earlier, later in pairwise(read_s))))
         stopped = sampling.ask("stop")
     rows = join.read(sampling.path)
     assert rows[-1]["device"] == "gpu1" and {row["device"] for row in rows} == {"gpu0", "gpu1"}
