@@ -100,12 +100,14 @@ def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
     assert failed == ["there are enough runs"]
 
 
-def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a_command(planted, printed):
+def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a_command(planted, printed, monkeypatch):
     folder = planted(CHANGED)
+    monkeypatch.setenv("HOME", str(folder.parent))
     title, _, verdict, *rest = printed(pr, folder).splitlines()
     assert title == "# pull: judged from its logs"
     assert verdict.startswith("verdict: **MEETS THE RULES**  5 runs of this_pr, 1.00 s faster than baseline")
-    assert any(f"./run.sh pr {folder} --rerun FOLDER" in line for line in rest)
+    assert any("./run.sh pr ~/pull --rerun FOLDER" in line for line in rest)  # no home folder in a public thread
+    assert '- judge would refuse it: "there are enough runs" does not hold: 5 valid of 5 runs, the' in "\n".join(rest)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +211,9 @@ def test_the_pull_requests_script_decides_between_groups_of_logs_and_the_others_
         "two", f"2 groups of logs could be the candidate: two was chosen by {why}")  # fmt: skip
     _, _, report = answers(folder, capsys, "--candidate", "one")
     assert (report["candidate"], report["choice"]) == ("one", None)
+    (folder / "one" / "6.txt").write_text(log(SCRIPT, 71.0, LOSSES[0], 40))
+    assert "one was chosen by its number of runs" in answers(folder, capsys)[2]["choice"]
+    (folder / "one" / "6.txt").unlink()
     (folder / "train_gpt.py").write_text(SCRIPT.replace("seed = 1", "seed = 8"))
     pr.main([str(folder)])
     text = capsys.readouterr().out

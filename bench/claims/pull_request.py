@@ -70,7 +70,7 @@ def sides_of(
             "its hardware": wants(sides[kind].rows[0]),
             "the code of the pull request's script": kind.code_key in own_keys,
             "its name": any(OWN.search(log.path) for log in sides[kind].logs),
-            "its number of runs": len(sides[kind].logs) > 1,
+            "its number of runs": len(sides[kind].logs),
             "nothing but the order of the names": [(int(p), "") if p.isdigit() else (-1, p) for p in parts],
         }
 
@@ -158,14 +158,15 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         gain, is_more = pull_requests.gain_of(pull), pull_requests.gain_of(pull).startswith("-")
         way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
         what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
-    notes = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
+    drift = "The runs were not interleaved, so the gain assumes that the machine did not drift: the numbers below widen "
+    drift += f"the interval of time by the {time.get('drift_pct') or 0:.2g} % that sessions alone may cause, and not its p."
+    notes = [pull.choice, _which_script(pull), _unproven(pull), drift if time.get("drift_pct") else ""]
+    notes = [sentence for sentence in notes if sentence]
     if names[FAIL]:
         return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", notes=notes)
     if names[NOT_SHOWN]:
         return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", notes=notes)
     left = f"; a reader must decide: {', '.join(names[READER])}" if names[READER] else ""
-    if time.get("drift_pct"):
-        notes.append("The runs were not interleaved, so the gain assumes that the machine did not drift.")
     return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", notes=notes)
 
 
@@ -197,7 +198,7 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
         supply = f"about {needed} runs of this mean and spread: {word} --rerun FOLDER -- n={needed}"
         no_supply = f"at this mean and spread {MAX_N} runs would not show it"
         remedies.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
-    failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
+    failed = [f'"{rule["rule"]}" does not hold: {rule["evidence"]}' for rule in pull.judged if rule["passed"] is False]
     failed = [pull_requests.shortly(why) if len(why) > 300 else why for why in failed]
     remedies += [f"judge would refuse it: {why}" for why in failed]
     if not pull.candidate.logs[0].sources:

@@ -147,10 +147,8 @@ def systems_waiver(pull: PullRequest) -> Answer:
         return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"
     if steps[0] != steps[1] or None in steps:
         return FAIL, f"{steps[1]} steps, the baseline {steps[0]}: the ML was touched"
-    interval, person = (
-        wording.interval(loss["ci95"], 5, " nats"),
-        "a person must say that the change is of systems alone",
-    )
+    interval = wording.interval(loss["ci95"], 5, " nats")
+    person = "a person must say that the change is of systems alone"
     if loss["ci95"][0] > 0:
         return FAIL, f"its losses are higher than the baseline's: {interval}"
     return READER, f"equal steps, and losses within {interval} of the baseline's: {person}"
@@ -184,7 +182,7 @@ def same_hardware(pull: PullRequest) -> Answer:
     own = _edges_pct(time)
     if own is None:
         return NOT_SHOWN, f"{change}: one run of a side has no spread"
-    change += f" (95 % interval {wording.interval(own, 2, ' %')}, p = {wording.p_text(time['p']) or '-'})"
+    change += f" (95 % interval {wording.interval(own, 2, ' %')}, {wording.p_sentence(time['p'])})"
     faster, slower = _other_baselines(pull)
     which = "; the logs do not say which is the record before: --baseline GLOB names it"
     if own[0] > 0 and slower:
@@ -239,7 +237,9 @@ def loss_buffer(pull: PullRequest) -> Answer:
     if loss.get("change") is None:
         return READER, f"{left}; what the baseline leaves is not known"
     spent, edges = loss["change"], loss["ci95"]
-    text = f"{left}, the baseline {goal - loss['mean'][0]:+.5f}: {'spends' if spent > 0 else 'gains'} {abs(spent):.5f}"
+    theirs = goal - loss["mean"][0]
+    left += f", the baseline {abs(theirs):.5f} {'below' if theirs >= 0 else 'ABOVE'}"
+    text = f"{left}: {'spends' if spent > 0 else 'gains'} {abs(spent):.5f}"
     for side, other in pull.controls:
         time_pct, nats = other["time"]["change_pct"], other["val_loss"]["change"]
         if time_pct is not None and nats is not None:
