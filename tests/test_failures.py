@@ -95,6 +95,24 @@ def test_every_kind_of_error_has_a_name_and_a_hint(error, kind):
     assert failures.HINTS[kind]
 
 
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'wandb'", "script.python=PATH"),
+        ("KeyError: 'DATA': the script needs this environment variable, and does not get it", "script.env={NAME: null}"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'", "prepare its data"),
+        ("the script ended with exit code 1", "script.python=PATH"),
+    ],
+)
+def test_an_exception_gets_the_remedy_for_what_it_lacks_and_an_exit_code_the_last_words(folder, message, hint):
+    lines = "Traceback:", "[rank0]: ModuleNotFoundError: No module named 'wandb'", "a.b.ChildFailedError:", "======"
+    (folder / "logs" / "rank0.log").write_text("\n".join(lines))
+    report(folder, 0, "exception", message, at_s=1.0)
+    failure = failures.classify(folder, 1)
+    assert hint in failure["hint"]
+    assert failure["message"] == message + ": ModuleNotFoundError: No module named 'wandb'" * message.endswith("code 1")
+
+
 def test_a_failing_rank_can_still_speak_on_a_full_disk(folder, monkeypatch):
     atomic.reserve(folder)
     really = Path.write_text

@@ -213,7 +213,9 @@ def test_a_script_that_prints_64_mb_fills_no_disk(planted):
     ("what", "kind", "message"),
     [
         ("raises", "exception", "KeyError: 'planted'"),
-        ("exits", "exception", "the script ended with exit code 3"),
+        ("exits", "exception", "the script ended with exit code 3: no data here: run prepare.py"),
+        ("lacks_a_package", "exception", "ModuleNotFoundError: No module named 'planted_package'"),
+        ("lacks_a_variable", "exception", "KeyError: 'PLANTED_DIR': the script needs this environment variable"),
         ("out_of_memory", "out_of_memory", "MemoryError: planted"),
         ("asks_for_a_gpu", "no_gpu", "the script asks for a GPU, and torch"),
         ("silent", "no_metric_lines", "the script printed no line that a dialect"),

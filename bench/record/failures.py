@@ -63,6 +63,13 @@ HINTS = {  # {kind of failure: what to try}
     "options by which it trains on a CPU, if it has any (script.args)",
     "exception": "read the traceback at the end of the rank's log",
 }
+HINTS_BY_MESSAGE = {  # {what the message of an exception has: what to try}
+    "No module named": "install the package for the Python that runs it; for a script, script.python=PATH names a Python "
+    "that has it, and script.root=DIR the folder from which its author imports",
+    "environment variable": "pass it on: script.env={NAME: null} takes the shell's value, {NAME: VALUE} sets one",
+    "FileNotFoundError": "prepare its data as its documentation says; a script runs in a copy of its folder, or of "
+    "script.root, without hidden files and what earlier runs wrote",
+}
 # Kinds of failure that changed data may cause.
 BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
@@ -76,7 +83,8 @@ SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")  # tor
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError|failed to map segment", re.I
 )
-ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*")  # in a traceback, or from C++
+ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*[^:]")  # in a traceback, or from C++
+EXIT_CODE = re.compile(r"the script ended with exit code \d+")  # all that its worker knows of it
 NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
 # Matches the message of a rank that fails only because another one did.
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
@@ -207,11 +215,11 @@ def _ranks_failure(folder: Path, exit_code: int | None) -> Section | None:
         # A much later kill is torchrun's own, which ends the ranks that do not end by themselves.
         killed = [rank for rank in killed if rank["failed_at_s"] <= cause["failed_at_s"] + KILL_SEEN_WITHIN_S]
         if not (killed and cause["kind"] in ("exception", "nccl_error", "collective_timeout")):
-            return _without_private(cause)
+            return _explained(folder, cause)
     if killed:
         return _killed(folder, min(killed, key=lambda rank: rank["failed_at_s"]))
     if reported:
-        return _without_private(min(reported, key=lambda rank: rank["failed_at_s"]))
+        return _explained(folder, min(reported, key=lambda rank: rank["failed_at_s"]))
     if ended:
         rank, code = ended[0]["rank"], ended[0]["exit_code"]
         return failure("exception", f"rank {rank} ended with exit code {code}", rank, exit_code=code)
@@ -237,11 +245,8 @@ def _facts(path: Path, kind: type) -> Section | None:
 
 def _not_started(folder: Path, exit_code: int | None) -> Section:
     """Returns the failure for an agent that ended before any rank started, from what it printed last."""
-    text = _log(folder, "agent.log")
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"]
-    error = next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1])
-    message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {error[:500]}"
-    if OUT_OF_MEMORY.search(text):  # before the first batch, so that a smaller one would not help
+    message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {_last_words(folder, 'agent.log')}"
+    if OUT_OF_MEMORY.search(_log(folder, "agent.log")):  # before the first batch, so that a smaller one would not help
         hint = "free memory of this machine, or raise its limit (ulimit -v), and start it again"
         return failure("out_of_memory", message, exit_code=exit_code) | {"hint": hint}
     return failure("not_started", message, exit_code=exit_code)
@@ -259,6 +264,13 @@ def _killed(folder: Path, ended: Section) -> Section:
 
 def _log(folder: Path, name: str) -> str:
     return plain_file.text_or_empty(folder / "logs" / name, plain_file.MAX_LINES_BYTES)
+
+
+def _last_words(folder: Path, name: str) -> str:
+    """Returns the last line of a log that names an error, without the rank that torchrun puts before it, else the last."""
+    lines = [re.sub(r"^\[\w+\]:\s*", "", line.strip()) for line in _log(folder, name).splitlines()]
+    lines = [line for line in lines if line] or ["it said nothing"]
+    return next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1])[:500]
 
 
 def last_step(folder: Path) -> int | None:
@@ -294,6 +306,12 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         run_folder.remove_temporary(folder)
 
 
-def _without_private(facts: Section) -> Section:
+def _explained(folder: Path, facts: Section) -> Section:
+    """Returns what a rank reported without what is private, with its last words if it only has an exit code, and a hint."""
     kept = {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}
-    return kept | {"hint": HINTS[facts["kind"]]}
+    if EXIT_CODE.fullmatch(kept["message"]):
+        log = f"rank{kept['rank']}.log"
+        kept["message"] += f": {_last_words(folder, log)}"
+    known = HINTS_BY_MESSAGE if kept["kind"] == "exception" else {}
+    hints = (hint for words, hint in known.items() if words in kept["message"])
+    return kept | {"hint": next(hints, HINTS[kept["kind"]])}

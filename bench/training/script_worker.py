@@ -67,8 +67,9 @@ def main(folder: str) -> None:
         run(script)
     except BaseException as error:
         if write_failure(folder, rank, error):
-            traceback.print_exc()
             exit_code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+            if not (isinstance(error, SystemExit) and error.code == exit_code):  # Python prints no traceback of a code
+                traceback.print_exc()
     write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank, flags["changed"])
     if not exit_code:
         # as the interpreter does at its end: waits for threads, then calls exit functions
@@ -198,6 +199,9 @@ def write_failure(folder: str, rank: int, error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         code = error.code
         message = f"the script ended with exit code {code}" if isinstance(code, int) else str(code)
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    if isinstance(error, KeyError) and last.f_globals.get("__name__") == "os":
+        message += ": the script needs this environment variable, and does not get it"
     kind = kind_of(error, message)
     if kind == "out_of_memory":
         write_snapshot(folder, rank)
