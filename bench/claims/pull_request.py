@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from bench.base import stats
+from bench.base import private, stats
+from bench.base.paths import REPO
 from bench.base.text_table import counted, some
 from bench.claims.rules import pull_requests
 from bench.claims.rules.pull_requests import FAIL, NOT_SHOWN, PASS, READER, Answer, Log, PullRequest, Side
@@ -158,10 +159,10 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         gain, is_more = pull_requests.gain_of(pull), pull_requests.gain_of(pull).startswith("-")
         way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
         what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
-    drift = "The runs were not interleaved, so the gain assumes that the machine did not drift: the numbers below widen "
-    drift += f"the interval of time by the {time.get('drift_pct') or 0:.2g} % that sessions alone may cause, and not its p."
-    notes = [pull.choice, _which_script(pull), _unproven(pull), drift if time.get("drift_pct") else ""]
-    notes = [sentence for sentence in notes if sentence]
+    notes = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
+    if time.get("drift_pct"):
+        wider = f"widened by the {time['drift_pct']:.2g} % that sessions alone may cause, its p is not"
+        notes.append(f"The runs were not interleaved: among the numbers below, the interval of time is {wider}.")
     if names[FAIL]:
         return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", notes=notes)
     if names[NOT_SHOWN]:
@@ -188,7 +189,7 @@ def _unproven(pull: PullRequest) -> str:
 
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     """Returns sentences on what would answer the open rules, with the commands for it."""
-    remedies, word = [], f"./run.sh pr {pull.arguments}"
+    remedies, word = [], f"./run.sh pr {private.redact(pull.arguments, REPO)}"
     time = (pull.compared or {}).get("time") or {}
     if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
         remedies.append(f"an interleaved race of both on one node: {word} --rerun FOLDER")

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bench.base import atomic, private
-from bench.base.paths import REPO, shown, user_path
+from bench.base import atomic
+from bench.base.paths import shown, user_path
 from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims import pull_request
@@ -51,8 +51,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="speedrun-pr-") as scratch:
         folder, name = _folder(args, Path(scratch))
         pull = _read(args, folder, name, Path(scratch))
-    words = shlex.join(word for word in argv if word not in ("--json", "--out", args.out))
-    pull.arguments = private.redact(words, REPO)  # the page is pasted into a public thread
+    pull.arguments = shlex.join(word for word in argv if word not in ("--json", "--out", args.out))
     document = pull_request.document_of(pull)
     if args.out:
         atomic.write_out(user_path(args.out), document.markdown() + "\n", "--out")

@@ -64,12 +64,11 @@ HINTS = {  # {kind of failure: what to try}
     "exception": "read the traceback at the end of the rank's log",
 }
 HINTS_BY_MESSAGE = {  # {what the message of an exception has: what to try}
-    "No module named": "install the package for the Python that runs it; for a script, script.python=PATH names a Python "
-    "that has it, and script.root=DIR the folder from which its author imports",
+    "No module named": "install it for that Python, or name others: script.python=PATH, script.root=DIR for its imports",
     "environment variable": "pass it on: script.env={NAME: null} takes the shell's value, {NAME: VALUE} sets one",
-    "FileNotFoundError": "prepare its data as its documentation says; a script runs in a copy of its folder, or of "
-    "script.root, without hidden files and what earlier runs wrote",
+    "FileNotFoundError": "prepare its data as its README says; a script sees a copy of its folder, or of script.root",
 }
+EXITED = "the script ended with exit code "
 # Kinds of failure that changed data may cause.
 BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
@@ -84,7 +83,6 @@ OUT_OF_MEMORY = re.compile(
     r"out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError|failed to map segment", re.I
 )
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*[^:]")  # in a traceback, or from C++
-EXIT_CODE = re.compile(r"the script ended with exit code \d+")  # all that its worker knows of it
 NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
 # Matches the message of a rank that fails only because another one did.
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
@@ -307,11 +305,9 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
 
 
 def _explained(folder: Path, facts: Section) -> Section:
-    """Returns what a rank reported without what is private, with its last words if it only has an exit code, and a hint."""
+    """Returns what a rank reported without what is private, with a hint, and its last words if it has only a code."""
     kept = {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}
-    if EXIT_CODE.fullmatch(kept["message"]):
-        log = f"rank{kept['rank']}.log"
-        kept["message"] += f": {_last_words(folder, log)}"
-    known = HINTS_BY_MESSAGE if kept["kind"] == "exception" else {}
-    hints = (hint for words, hint in known.items() if words in kept["message"])
-    return kept | {"hint": next(hints, HINTS[kept["kind"]])}
+    if kept["message"].startswith(EXITED):
+        kept["message"] += f": {_last_words(folder, 'rank{}.log'.format(kept['rank']))}"
+    hints = (hint for words, hint in HINTS_BY_MESSAGE.items() if words in kept["message"])
+    return kept | {"hint": next(hints, HINTS[kept["kind"]]) if kept["kind"] == "exception" else HINTS[kept["kind"]]}

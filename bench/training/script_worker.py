@@ -66,10 +66,7 @@ def main(folder: str) -> None:
     try:
         run(script)
     except BaseException as error:
-        if write_failure(folder, rank, error):
-            exit_code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-            if not (isinstance(error, SystemExit) and error.code == exit_code):  # Python prints no traceback of a code
-                traceback.print_exc()
+        exit_code = write_failure(folder, rank, error)
     write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank, flags["changed"])
     if not exit_code:
         # as the interpreter does at its end: waits for threads, then calls exit functions
@@ -191,16 +188,19 @@ def watch_opened(path: str, beside: tuple[str, ...]) -> None:
 # ---- how it ended
 
 
-def write_failure(folder: str, rank: int, error: BaseException) -> bool:
-    """Writes the record of a failure; returns False if there was none: sys.exit() or sys.exit(0)."""
-    if isinstance(error, SystemExit) and error.code in (None, 0):
-        return False
+def write_failure(folder: str, rank: int, error: BaseException) -> int:
+    """Writes the record of a failure and prints its traceback; returns its exit code, 0 for sys.exit() or sys.exit(0).
+
+    Of sys.exit(3), and of a command, no traceback is printed: what came before it says more.
+    """
+    code = error.code if isinstance(error, SystemExit) else 1
+    if code in (None, 0):
+        return 0
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
-        code = error.code
         message = f"the script ended with exit code {code}" if isinstance(code, int) else str(code)
-    *_, (last, _) = traceback.walk_tb(error.__traceback__)
-    if isinstance(error, KeyError) and last.f_globals.get("__name__") == "os":
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, KeyError) and where.filename in ("<frozen os>", os.__file__):
         message += ": the script needs this environment variable, and does not get it"
     kind = kind_of(error, message)
     if kind == "out_of_memory":
@@ -215,7 +215,9 @@ def write_failure(folder: str, rank: int, error: BaseException) -> bool:
     except OSError:
         os.unlink(os.path.join(folder, ".reserve"))  # the disk is full: this file matters more
         write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), failure)
-    return True
+    if not (isinstance(error, SystemExit) and isinstance(code, int)):
+        traceback.print_exc()
+    return code if isinstance(code, int) else 1
 
 
 def write_snapshot(folder: str, rank: int) -> None:

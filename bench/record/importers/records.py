@@ -14,7 +14,7 @@ from bench.base import atomic, metric
 from bench.base.text_table import counted
 from bench.base.units import MIB, gib_from_bytes, s_from_ms
 from bench.config import groups
-from bench.record import run_folder, step_files
+from bench.record import printed_times, run_folder, step_files
 from bench.record.importers.lines import Columns
 from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
@@ -85,7 +85,9 @@ def record_of(
 ) -> tuple[Record, list[StepRow]]:
     """Returns the record of a run and its rows of steps.csv.  path, part_of: from files_of(); facts: of read_file()."""
     track, name, shown = _named(Path(path), part_of)
-    rows, doubts = rows_of(run), [*_doubts(facts["unmatched"]), *run.impossible]
+    rows = rows_of(run)
+    backward = printed_times.drop_backward(rows, printed_times.MAX_UNTIMED_STEPS)  # which may be restarts
+    doubts = [*_doubts(facts["unmatched"]), *run.impossible, *backward]
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
     # no log has these
@@ -122,7 +124,7 @@ def record_of(
         "code": code | {"source_sha256": run.source_sha256},
         "environment": _environment(run.facts),
         "measured": {
-            "train_s_by_rank": [] if run.train_time_ms is None or run.ends_untimed else [s_from_ms(run.train_time_ms)],
+            "train_s_by_rank": [] if run.train_time_ms is None or run.ends_untimed or backward else [s_from_ms(run.train_time_ms)],
             "batch_tokens": run.batch_tokens,
             "num_untimed_steps": run.num_untimed_steps,
             "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
