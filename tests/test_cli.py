@@ -65,20 +65,18 @@ def results(tmp_path_factory):
         (["run", "-m", "optim.lr=interval(1,2)", "hydra/sweeper=optuna", "--dry-run"], "run: "),
     ],
 )
-def test_wrong_use_is_one_clear_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+def test_wrong_use_is_one_clear_line_and_exit_code_2(arguments, message, results, capsys):
     assert program.main(arguments) == 2
     stderr = capsys.readouterr().err
     assert message in stderr and "Traceback" not in stderr and len(stderr.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []  # nothing was started
+    assert list(results.iterdir()) == []  # nothing was started
 
 
-def test_a_run_without_torch_is_refused_before_it_begins(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+def test_a_run_without_torch_is_refused_before_it_begins(results, monkeypatch, capsys):
     monkeypatch.setattr("bench.machine.gpus.torch_build", lambda: None)
     assert program.main(["run", "track=free", "experiment=smoke"]) == 2
     stderr = capsys.readouterr().err
-    assert stderr.startswith("run: torch: ") and "pip install torch" in stderr and list(tmp_path.iterdir()) == []
+    assert stderr.startswith("run: torch: ") and "pip install torch" in stderr and list(results.iterdir()) == []
 
 
 def test_without_a_word_the_program_shows_its_commands_by_purpose(printed):
@@ -96,11 +94,10 @@ def test_without_a_word_the_program_shows_its_commands_by_purpose(printed):
         (["race", "A=", "B=optim=muon", "n=3", "track=cpu_nano", "hardware=cpu"], "plan  8 runs, "),
     ],
 )
-def test_a_dry_run_says_what_would_run_and_writes_nothing(arguments, message, tmp_path, monkeypatch, printed):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+def test_a_dry_run_says_what_would_run_and_writes_nothing(arguments, message, results, printed):
     output = printed(program, *arguments, "--dry-run")
     assert message in output and output.endswith("a dry run: nothing was started or written\n")
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".checked.json"] == []
+    assert [path for path in results.rglob("*") if path.is_file() and path.name != ".checked.json"] == []
 
 
 def test_a_fork_answers_as_the_program_does(results):

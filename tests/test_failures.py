@@ -99,10 +99,7 @@ def test_every_kind_of_error_has_a_name_and_a_hint(error, kind):
     ("message", "hint"),
     [
         ("ModuleNotFoundError: No module named 'wandb'", "script.python=PATH"),
-        (
-            "KeyError: 'DATA': the script needs this environment variable, and does not get it",
-            "script.env={NAME: null}",
-        ),
+        ("KeyError: 'DATA': the script needs this environment variable", "script.env={NAME: null}"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'", "prepare its data"),
         ("the script ended with exit code 1", "script.python=PATH"),
     ],

@@ -60,12 +60,6 @@ def claim_of(results, form, track, texts):
     return claims.from_folders(folders, ledger.read(results), track)
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    return tmp_path
-
-
 def golf(results, name):
     return claim_of(results, "parameter-golf", "parameter_golf", [golf_log(*run) for run in GOLF[name][1]])
 

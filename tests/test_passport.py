@@ -184,12 +184,6 @@ def test_ceilings_are_the_best_tenth_of_the_nearest_case():
     assert of.bus_bytes_per_s("all_gather", 3 * MIB, 8) is None
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    return tmp_path
-
-
 def run_on(uuid_hash, started_at):
     env = {"gpus": [{"name": "H100", "uuid_hash": uuid_hash}], "cpu_model": "x", "num_cpus": 2, "memory_gib": 8.0}
     return {"environment": env, "started_at": started_at}
@@ -207,10 +201,10 @@ def ceilings_on_a_cpu(num_threads, started_at=None):
     return kept.ceilings_of_run({"environment": A_CPU | {"num_threads": num_threads}, "started_at": started_at})
 
 
-def test_a_run_gets_the_passport_of_its_device_that_is_nearest_in_time(machine):
+def test_a_run_gets_the_passport_of_its_device_that_is_nearest_in_time(results):
     for day, rate in (("01", 500.0), ("20", 700.0)):
         kept.write(passport([gemm("bfloat16", (64, 64, 64), rate)], at=f"2026-11-{day}T10:00:00.000Z"))
-    (machine / kept.FOLDER / "damaged.json").write_text("{")
+    (results / kept.FOLDER / "damaged.json").write_text("{")
     assert kept.ceilings_of_run(run_on("id-0", "2026-11-02T00:00:00Z")).peak_flops("bfloat16") == 500e12
     newer = kept.ceilings_of_run(run_on("id-0", "2026-11-19T00:00:00Z"))
     assert newer.peak_flops("bfloat16") == 700e12
@@ -219,7 +213,7 @@ def test_a_run_gets_the_passport_of_its_device_that_is_nearest_in_time(machine):
     assert kept.ceilings_of_run(run_on("id-0", None), rank=1) is None
 
 
-def test_of_a_cpu_the_figures_with_the_runs_threads_count(machine):
+def test_of_a_cpu_the_figures_with_the_runs_threads_count(results):
     mine = [gemm("float32", (64, 64, 64), 0.1 * number, num_threads=number) for number in (1, 4)]
     both = [figure("collective", "all_reduce", 1.0, name="all_reduce", num_bytes=MIB, world_size=2)]
     kept.write(cpus_passport(mine, collectives=both))
@@ -228,7 +222,7 @@ def test_of_a_cpu_the_figures_with_the_runs_threads_count(machine):
     assert ceilings_on_a_cpu(4).bus_bytes_per_s("all_reduce", MIB, 2) == GIB
 
 
-def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(machine):
+def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(results):
     for day, rate, cores in (("20", 0.05, 1.5), ("01", 0.1, 0.1)):
         mine = [gemm("float32", (64, 64, 64), rate, num_threads=1)]
         kept.write(cpus_passport(mine, at=f"2026-11-{day}T10:00:00.000Z", foreign_cpu_cores=cores))
@@ -241,8 +235,8 @@ def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(m
 @pytest.mark.parametrize(
     "change", [{"schema_version": 2}, {"devices": "none"}, {"collectives": [figure("copy", "x", 1.0) | {"low": -1.0}]}]
 )
-def test_what_is_no_passport_is_refused(machine, change):
-    path = machine / "one.json"
+def test_what_is_no_passport_is_refused(results, change):
+    path = results / "one.json"
     path.write_text(json.dumps(passport([]) | change))
     with pytest.raises(ValueError, match="one.json"):
         kept.read(path)
@@ -287,7 +281,7 @@ def test_a_gpu_slower_than_its_peers_is_named():
 
 
 @pytest.mark.slow
-def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, answer_of):
+def test_the_doctor_measures_keeps_compares_and_prints(results, monkeypatch, answer_of):
     """Stopped after five seconds, so that some figures are omitted; the second has one that is less than half."""
     hardware, progress = HardwareConfig(device="cpu", num_processes=1, num_threads=1), []
     first = session.measure(hardware, doctor.environment.environment(), progress.append, limit_s=5.0)
@@ -312,7 +306,7 @@ def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, ans
     monkeypatch.setattr(session, "measure", lambda hardware, env, say: second)
     printed = answer_of(doctor, "hardware=cpu", "--passport")
     assert printed["passport"] == second and len(printed["changes"]) == len(changes)
-    assert len(list((machine / kept.FOLDER).glob("*.json"))) == 2
+    assert len(list((results / kept.FOLDER).glob("*.json"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -332,11 +326,11 @@ def test_figures_beyond_the_data_sheet_are_no_measurement(beyond, sentence):
     session._refuse_beyond_sheet(device | {"figures": [*fine, beyond], "name": "NVIDIA of tomorrow"})
 
 
-def test_a_measurement_that_fails_is_a_sentence_and_exit_code_1(machine, monkeypatch, capsys):
+def test_a_measurement_that_fails_is_a_sentence_and_exit_code_1(results, monkeypatch, capsys):
     def fails(hardware, env, say):
         raise session.NotMeasured("0 of 2 ranks answered")
 
     monkeypatch.setattr(session, "measure", fails)
     assert doctor.main(["hardware=cpu", "--passport"]) == 1
     assert "not measured: 0 of 2 ranks answered" in capsys.readouterr().err
-    assert not (machine / kept.FOLDER).exists()
+    assert not (results / kept.FOLDER).exists()

@@ -56,12 +56,11 @@ def test_a_public_log_is_read_as_expected(row):
 
 
 @needs_shared
-def test_importing_the_public_logs_leaves_records_that_everything_else_reads(tmp_path, monkeypatch, printed, capsys):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+def test_importing_the_public_logs_leaves_records_that_everything_else_reads(results, printed, capsys):
     assert import_logs.main(["modded-nanogpt", str(SHARED / "modded-nanogpt"), "--json"]) == 0
     expected = {"files": 47, "runs": 63, "complete": 59, "incomplete": 4, "not_a_run": 3}
     assert json.loads(capsys.readouterr().out) == expected | {"unmatched_metric_lines": 0, "duplicates": 0}
-    folders = list(record.find_runs([tmp_path]))
+    folders = list(record.find_runs([results]))
     assert len(folders) == 63
     assert all(verification.report(folder)["passed"] for folder in folders[::7])
     assert "0 new run folders" in printed(import_logs, "modded-nanogpt", SHARED / "modded-nanogpt")

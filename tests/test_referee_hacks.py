@@ -53,11 +53,10 @@ def test_a_hack_is_not_kept_and_does_no_harm(raided, tmp_path, monkeypatch, hack
     assert search.confirmations == []
 
 
-def test_nothing_is_held_against_an_honest_contestant_in_its_first_seconds(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+def test_nothing_is_held_against_an_honest_contestant_in_its_first_seconds(results):
     overrides = ["track=cpu_nano", "hardware=cpu", f"script={BIGRAM}", "script.args=plain"]
     assert short.refusal(short.shortened(prepare(overrides), 0.3, 60.0)) is None
-    (record,) = tmp_path.glob("*/*/run.json")
+    (record,) = results.glob("*/*/run.json")
     assert '"ended_at_step"' in record.read_text()  # so long before its end
 
 

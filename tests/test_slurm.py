@@ -350,9 +350,8 @@ def test_a_controller_that_does_not_answer_is_waited_for_and_said_once(tmp_path,
         room._state("7")
 
 
-def test_two_jobs_submitted_in_one_second_share_no_script_and_no_log(tmp_path, monkeypatch):
+def test_two_jobs_submitted_in_one_second_share_no_script_and_no_log(results, monkeypatch):
     submitted, at = [], datetime(2026, 11, 28, 5, 19, tzinfo=UTC)
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
     monkeypatch.setattr(room, "datetime", SimpleNamespace(now=lambda zone: at))
     monkeypatch.setattr(room, "_submit", lambda path: submitted.append(path) or "7")
     monkeypatch.setattr(room, "_follow", lambda job_id, log, signals: ("COMPLETED", 0))

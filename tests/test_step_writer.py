@@ -12,11 +12,9 @@ RUN = {"measured": {"batch_tokens": 1024}, "model": {}, "environment": {"gpus": 
 
 
 def row(step, val_loss=None, train_s=None):
-    facts = (
-        {"t_ns": 1000 * step, "step_ms": 50.0, "train_loss": 5.0}
-        if step
-        else dict.fromkeys(("t_ns", "step_ms", "train_loss"))
-    )
+    facts = dict.fromkeys(("t_ns", "step_ms", "train_loss"))
+    if step:
+        facts = {"t_ns": 1000 * step, "step_ms": 50.0, "train_loss": 5.0}
     return facts | {"step": step, "train_s": 0.05 * step if train_s is None else train_s, "val_loss": val_loss}
 
 

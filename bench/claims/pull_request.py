@@ -161,8 +161,9 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
     notes = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
     if time.get("drift_pct"):
-        wider = f"widened by the {time['drift_pct']:.2g} % that sessions alone may cause, its p is not"
-        notes.append(f"The runs were not interleaved: among the numbers below, the interval of time is {wider}.")
+        notes.append(
+            f"The runs were not interleaved: {time['drift_pct']:.2g} % is added to the interval of time below."
+        )
     if names[FAIL]:
         return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", notes=notes)
     if names[NOT_SHOWN]:

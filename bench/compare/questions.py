@@ -113,11 +113,9 @@ def kind_of(
             reached = f"the target {target:g}, which {'every run reaches' if stops else 'both reach on average'}"
             return _to_target(steps, reached, judged, is_equal)
         miss = f"{' and '.join(missing)} {'misses' if len(missing) == 1 else 'miss'}"
-        why = (
-            "they have no shared target loss"
-            if target is None
-            else f"the mean{'s' * (len(missing) > 1)} of {miss} {target:g}"
-        )
+        why = "they have no shared target loss"
+        if target is not None:
+            why = f"the mean{'s' * (len(missing) > 1)} of {miss} {target:g}"
         return "ms_per_step", f"ms per step at {_at(steps)}; not time to a target: {why}"
     if not has_losses:
         return None, "nothing: neither times nor losses"

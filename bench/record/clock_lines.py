@@ -95,9 +95,8 @@ def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINE
         yield node
         for part in ("body", "handlers", "orelse", "finalbody", "cases"):
             for inner in getattr(node, part, ()):
-                yield from _flat(
-                    getattr(inner, "body", [inner]) if not isinstance(inner, ast.stmt) else [inner], skipped
-                )
+                statements = [inner] if isinstance(inner, ast.stmt) else getattr(inner, "body", [inner])
+                yield from _flat(statements, skipped)
 
 
 def _head(node: ast.stmt) -> list[ast.AST]:

@@ -42,8 +42,7 @@ HINTS = {  # {kind of failure: what to try}
     ESCAPED: "find what in its code kills other processes and runs on in a session of its own",
     "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
-    "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
-    "raise hardware.collective_timeout_s if steps are long",
+    "collective_timeout": "look into the other ranks' logs; if steps are long, raise hardware.collective_timeout_s",
     "gpu_error": "look into the kernel log (dmesg) for an Xid, and at nvidia-smi -q: reset a GPU that is lost or has "
     "uncorrected ECC errors, or leave it out with CUDA_VISIBLE_DEVICES; else CUDA_LAUNCH_BLOCKING=1 finds the call",
     "nccl_error": "read the other ranks' logs: one of them may have ended first; NCCL_DEBUG=INFO says more, and "
@@ -57,18 +56,15 @@ HINTS = {  # {kind of failure: what to try}
     "stopped": "start it alone, without profile.stop_after_window, if you want its end: ./run.sh run",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
-    "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
-    "docs/scripts.md",
-    "no_gpu": "start it where there is a GPU, with a torch that is built for CUDA (script.python), or with the "
-    "options by which it trains on a CPU, if it has any (script.args)",
+    "no_metric_lines": "read logs/rank0.log; script.dialect=FILE.yaml names its lines' patterns (docs/scripts.md)",
+    "no_gpu": "start it on a GPU with torch for CUDA (script.python), or with options for a CPU, if any (script.args)",
     "exception": "read the traceback at the end of the rank's log",
 }
 HINTS_BY_MESSAGE = {  # {what the message of an exception has: what to try}
-    "No module named": "install it for that Python, or name others: script.python=PATH, script.root=DIR for its imports",
+    "No module named": "install it there; script.python=PATH names another Python, script.root=DIR a folder of modules",
     "environment variable": "pass it on: script.env={NAME: null} takes the shell's value, {NAME: VALUE} sets one",
     "FileNotFoundError": "prepare its data as its README says; a script sees a copy of its folder, or of script.root",
 }
-EXITED = "the script ended with exit code "
 # Kinds of failure that changed data may cause.
 BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
@@ -265,7 +261,7 @@ def _log(folder: Path, name: str) -> str:
 
 
 def _last_words(folder: Path, name: str) -> str:
-    """Returns the last line of a log that names an error, without the rank that torchrun puts before it, else the last."""
+    """Returns the last line of a log that names an error, without a rank before it, or else its last line."""
     lines = [re.sub(r"^\[\w+\]:\s*", "", line.strip()) for line in _log(folder, name).splitlines()]
     lines = [line for line in lines if line] or ["it said nothing"]
     return next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1])[:500]
@@ -307,7 +303,7 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
 def _explained(folder: Path, facts: Section) -> Section:
     """Returns what a rank reported without what is private, with a hint, and its last words if it has only a code."""
     kept = {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}
-    if kept["message"].startswith(EXITED):
+    if kept["message"].startswith("the script ended with exit code "):
         kept["message"] += f": {_last_words(folder, 'rank{}.log'.format(kept['rank']))}"
     hints = (hint for words, hint in HINTS_BY_MESSAGE.items() if words in kept["message"])
     return kept | {"hint": next(hints, HINTS[kept["kind"]]) if kept["kind"] == "exception" else HINTS[kept["kind"]]}

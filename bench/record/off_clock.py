@@ -72,9 +72,7 @@ def account(
     if not main:
         doubt = f"{file} starts no clock that can be read in its main part"
     elif train_s is not None and abs(timed_s - train_s) > TOLERANCE_S + TOLERANCE_FRAC * train_s:
-        doubt = (
-            f"the lines inside its clock took {timed_s:.2f} s, it prints {train_s:.2f} s: not the clock that it prints"
-        )
+        doubt = f"the lines inside its clock took {timed_s:.2f} s, it prints {train_s:.2f} s: it prints another clock"
     phases = by_source if doubt is None else _phases_by_stamps(readings, stamps_ns)
     totals: dict[Key, list[int]] = {}
     for spent, phase, sample in zip(_spent(readings), phases, readings[1:]):

@@ -77,11 +77,9 @@ def broken_time(run: Facts) -> str | None:
     segments, num_checkpoints = run.get("segments") or (), run["measured"].get("num_checkpoints") or 0
     if (run.get("goal") or {}).get("may_resume") or not (segments or num_checkpoints):
         return None
-    what = (
-        f"it was trained in {len(segments)} segments"
-        if segments
-        else f"its clock paused for {num_checkpoints} checkpoints"
-    )
+    what = f"its clock paused for {num_checkpoints} checkpoints"
+    if segments:
+        what = f"it was trained in {len(segments)} segments"
     return f"{what}: its loss counts, its time is not one without a break (track.rules.may_resume)"
 
 
@@ -215,9 +213,8 @@ def _mismatch(checked: Section, where: str, bound: float) -> str | None:
         both = f"forward() gives {claimed:.6f} nats {where}, but its logits give {own:.6f}"
         return f"{both} (tolerance {bound:g}): val_loss is not this model's loss"
     if moved is None or moved > bound:
-        return (
-            f"the loss from logits {where} moved by {moved} nats once forward() had seen the targets (limit {bound:g})"
-        )
+        change = f"the loss from logits {where} moved by {moved} nats"
+        return f"{change} once forward() had seen the targets (limit {bound:g})"
     return None
 
 

@@ -281,9 +281,7 @@ class _Asking:
             rounding = max(rounding, abs(sum(parts) - whole - changed))
         self.question.rounding = max(rounding, self._loss_rounding())
         if rounding > self._loss_rounding():  # then parts of the loss prove nothing about earlier tokens
-            self.question.unchecked = (
-                f"its loss is not a sum over its targets: parts of it are off by {rounding:.3g} nats"
-            )
+            self.question.unchecked = f"its loss is not a sum over its targets: parts are off by {rounding:.3g} nats"
         elif abs(nats) > max(10 * rounding, self._loss_rounding()):
             numbers = f"the share of the loss from targets before a cut moved by {abs(nats):.3g} nats"
             why = "only tokens after the cut were changed; mask attention (is_causal=True)"

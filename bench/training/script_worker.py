@@ -189,10 +189,7 @@ def watch_opened(path: str, beside: tuple[str, ...]) -> None:
 
 
 def write_failure(folder: str, rank: int, error: BaseException) -> int:
-    """Writes the record of a failure and prints its traceback; returns its exit code, 0 for sys.exit() or sys.exit(0).
-
-    Of sys.exit(3), and of a command, no traceback is printed: what came before it says more.
-    """
+    """Writes the record of a failure and prints its traceback, but none of sys.exit(3); returns the exit code."""
     code = error.code if isinstance(error, SystemExit) else 1
     if code in (None, 0):
         return 0

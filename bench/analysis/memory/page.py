@@ -208,9 +208,7 @@ def _notes(held: Timeline) -> Lines:
     if BEFORE in seen:
         notes.append(f"“{BEFORE}”: allocated earlier, without a stack.")
     if NO_STACK in seen:
-        notes.append(
-            f"“{NO_STACK}”: not called from Python, as in autograd's thread, which runs a GPU's backward pass."
-        )
+        notes.append(f"“{NO_STACK}”: not called from Python, as in autograd's thread, in a GPU's backward pass.")
     if held.unexplained_bytes:
         differ = f"Trace and final blocks differ by {format_bytes(held.unexplained_bytes)}"
         notes.append(f"{differ}: the snapshot is incomplete, so the times are not exact.")

@@ -176,9 +176,7 @@ def from_traces(
     if len(ranks) < group:
         job.assumed.append(f"the {group - len(ranks)} ranks without a trace are as fast as those with one")
     if num_unknown:
-        job.assumed.append(
-            f"{num_unknown} of {num_unknown + num_known} collectives, of unknown size, take as long as here"
-        )
+        job.assumed.append(f"{num_unknown} of {num_unknown + num_known} collectives, of unknown size, keep their time")
     exposed_ms = max(0.0, then_ms - without_ms)
     all_ms = messages_ns / 1e6 / num_steps / len(ranks)
     return job, Projection(num_gpus, num_nodes, then_ms - exposed_ms, 0.0, exposed_ms, slowest_ms, all_ms)

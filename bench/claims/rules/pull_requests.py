@@ -174,7 +174,9 @@ def same_hardware(pull: PullRequest) -> Answer:
         return NOT_SHOWN, "there are no logs of a baseline"
     time = pull.compared["time"]
     if time["change_pct"] is None:
-        return NOT_SHOWN, f"{_printed(pull)}, not comparable: {'; '.join(pull.compared['reasons'][:2])}"
+        means_s = _means_s(pull)
+        printed = "{:.2f} s to {:.2f} s as printed".format(*means_s) if means_s else "no times"
+        return NOT_SHOWN, f"{printed}, not comparable: {'; '.join(pull.compared['reasons'][:2])}"
     means = " to ".join(f"{mean_s:.2f} s" for mean_s in time["mean_s"])
     change = f"{means}, {time['change_pct']:+.2f} %"
     if not pull.is_same_pr:
@@ -312,11 +314,6 @@ def _means_s(pull: PullRequest) -> tuple[float, float] | None:
     """Returns the mean times of baseline and candidate as their logs print them, or None if one is unknown."""
     sides = [eligibility.times_s(side.rows) for side in (pull.baseline, pull.candidate) if side]
     return (stats.mean(sides[0]), stats.mean(sides[1])) if len(sides) == 2 and all(sides) else None
-
-
-def _printed(pull: PullRequest) -> str:
-    means_s = _means_s(pull)
-    return "{:.2f} s to {:.2f} s as printed".format(*means_s) if means_s else "no times"
 
 
 def gain_of(pull: PullRequest) -> str:

@@ -153,9 +153,7 @@ def _judge_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest
     """Fails a loss too far below ln V, which random training leaves on the track's validation; its easy head has 0."""
     ln_v = math.log(facts["vocab_size"])
     if claimed_nats > 0.95 * ln_v:
-        return _verdict(
-            DOUBTED, f"its claimed loss {claimed_nats:.4f} is too close to ln V = {ln_v:.4f} to tell", lowest
-        )
+        return _verdict(DOUBTED, f"its loss {claimed_nats:.4f} is too close to ln V = {ln_v:.4f} to tell", lowest)
     least = (ln_v - KNOWN_FRAC * (ln_v - claimed_nats)) * (1 - facts["num_easy"] / facts["val_tokens"])
     finding = f"trained on random tokens, its validation loss is {lowest:.4f}"
     if lowest >= least:

@@ -186,11 +186,9 @@ def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list
     """Returns sentences that a reader must know. rows: of all runs; timed: ids."""
     disturbed, notes = [row for row in rows if row["machine_doubts"]], []
     if disturbed:
-        among = (
-            "still count, because too few others remain"
-            if disturbed[0]["run_id"] in timed
-            else "are excluded from times"
-        )
+        among = "are excluded from times"
+        if disturbed[0]["run_id"] in timed:
+            among = "still count, because too few others remain"
         first = disturbed[0]["machine_doubts"][0]
         notes.append(f"the machine disturbed {len(disturbed)} of {len(rows)} runs, which {among} ({first})")
     if num_failed := sum(not eligibility.is_complete(row) for row in rows):

@@ -116,9 +116,7 @@ def _method(search: Search) -> list[str]:
         champion = "The champion {} on random and held-out tokens, {}."
         audits = ("passed the audits", "and so must every keep")
         unaudited = ("could not be audited", "so keeps are not audited either")
-        lines.append(
-            f"Runs differ by {noise} (standard deviation); the search looks for {search.shown(stop['effect'])}."
-        )
+        lines.append(f"Runs differ by {noise} (sd); the search looks for {search.shown(stop['effect'])}.")
         lines.append(champion.format(*(audits if calibration["is_audited"] else unaudited)))
     confirmations = text_table.counted(len(search.confirmations), "confirmation")
     budget = f"alpha {settings['alpha']:g} over {confirmations} so far (LORD++)"

@@ -86,7 +86,8 @@ def record_of(
     """Returns the record of a run and its rows of steps.csv.  path, part_of: from files_of(); facts: of read_file()."""
     track, name, shown = _named(Path(path), part_of)
     rows = rows_of(run)
-    backward = printed_times.drop_backward(rows, printed_times.MAX_UNTIMED_STEPS)  # which may be restarts
+    backward = printed_times.drop_backward(rows, printed_times.MAX_UNTIMED_STEPS)  # after which clocks were restarted
+    run.ends_untimed |= bool(backward)
     doubts = [*_doubts(facts["unmatched"]), *run.impossible, *backward]
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
@@ -124,7 +125,7 @@ def record_of(
         "code": code | {"source_sha256": run.source_sha256},
         "environment": _environment(run.facts),
         "measured": {
-            "train_s_by_rank": [] if run.train_time_ms is None or run.ends_untimed or backward else [s_from_ms(run.train_time_ms)],
+            "train_s_by_rank": [] if run.train_time_ms is None or run.ends_untimed else [s_from_ms(run.train_time_ms)],
             "batch_tokens": run.batch_tokens,
             "num_untimed_steps": run.num_untimed_steps,
             "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
