@@ -63,7 +63,7 @@ HINTS = {  # {kind of failure: what to try}
 HINTS_BY_MESSAGE = {  # {what the message of an exception has: what to try}
     "No module named": "install it there; script.python=PATH names another Python, script.root=DIR a folder of modules",
     "environment variable": "pass it on: script.env={NAME: null} takes the shell's value, {NAME: VALUE} sets one",
-    "FileNotFoundError": "prepare its data as its README says; a script sees a copy of its folder, or of script.root",
+    "FileNotFoundError": "prepare its data; pass on a variable that says where they are: script.env={NAME: null}",
 }
 # Kinds of failure that changed data may cause.
 BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")
