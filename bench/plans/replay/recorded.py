@@ -158,9 +158,7 @@ def _untracked(recorded: Recorded) -> Check:
     missing = [name for name in names if not (recorded.folder / "code" / "untracked" / name).is_file()]
     if missing:
         missing_text = f"the record does not hold {', '.join(missing[:3])}" + " and more" * (len(missing) > 3)
-        return Check(
-            "sources", "fail", missing_text, "nothing: git did not know these sources, and each was above 1 MiB"
-        )
+        return Check("sources", "fail", missing_text, "nothing: git did not know these sources, each above 1 MiB")
     return Check("sources", "ok", f"{len(names)} sources" if names else "none")
 
 

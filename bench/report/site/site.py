@@ -305,9 +305,7 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
     if not lines:
         return Safe("")
     lines.sort(key=lambda line: str(line[0] or ""), reverse=True)
-    about = soft(
-        "Runs of all combinations of some values, newest first.  The best of many is partly lucky: no verdict."
-    )
+    about = soft("Runs of all combinations of some values, newest first.  The best of many is partly luck: no verdict.")
     return section("Sweeps", about, table(SWEEP_HEAD, lines, class_="races"), id="sweeps")
 
 
