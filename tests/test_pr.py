@@ -184,7 +184,7 @@ def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, cap
         (("baseline", "prior"), "reader", "; but slower than prior; the logs do not say which"),
         (("control", "prior"), "not shown", "slower than prior, 69.60 s to 70.10 s"),
         (("prior", ""), "FAIL", "it is slower than its baseline"),
-        (("baseline", "old"), "pass", "sessions alone do is up to 1.8 %"),  # old has fewer steps
+        (("baseline", "old"), "pass", "sessions alone differ by up to 1.8 %"),  # old has fewer steps
     ],
 )
 def test_of_two_baselines_that_disagree_none_refuses_a_record(planted, capsys, names, word, evidence):
