@@ -41,7 +41,7 @@ def test_a_figure_below_its_history_is_flagged_with_both_numbers(race, capsys):
     folder, _, measure = race
     kept.write(passport(1, 100.0))
     measure("flag", "before", 90.0)  # its best sample, 90.9, is below the worst of the passport, 99
-    sentence = "copy 2.0 GiB of device 0 (GPU) is 10.0 % worse than it was: 90 GiB/s, 100 in 1 earlier measurements"
+    sentence = "copy 2.0 GiB of device 0 (GPU) is 10.0 % worse than it was: 90 GiB/s, 100 in 1 earlier measurement"
     assert condition.faults_of(folder) == [f"before the race, {sentence}"]
     assert sentence in capsys.readouterr().out
     measure("flag", "before", 98.5, at=6)  # 2 %: within what healthy devices differ by
@@ -78,7 +78,7 @@ def test_a_gpu_that_differs_from_its_peers_and_one_that_fell_in_the_race_are_nam
     measure("flag", "after", 100.0, 80.0, 90.0, at=6)
     assert [fault for fault in condition.faults_of(folder) if fault.startswith("after") and "worse" in fault] == [
         "after the race, copy 2.0 GiB of device 1 (GPU) is 20.0 % worse than it was: "
-        "80 GiB/s, 100 in 1 earlier measurements"
+        "80 GiB/s, 100 in 1 earlier measurement"
     ]
 
 

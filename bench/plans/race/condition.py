@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from bench.base import atomic
+from bench.base import atomic, text_table
 from bench.base.reading import json_file
 from bench.config import compose, resolve, schema
 from bench.launch.console import say
@@ -104,7 +104,7 @@ def _faults(passport: kept.Passport, earlier: Sequence[kept.Passport]) -> Iterat
     for line in report.changes(passport, earlier):
         if line["is_worse"] and line["beyond_spread"] and abs(line["change_pct"]) >= WORSE_PCT:
             device = "" if line["device"] is None else f" of device {line['device']} ({names[line['device']]})"
-            before = f"{line['num_earlier']} earlier measurements"
+            before = text_table.counted(line["num_earlier"], "earlier measurement")
             now = f"{line['now']:.4g} {line['unit']}, {line['before']:.4g} in {before}"
             yield f"{line['what']}{device} is {abs(line['change_pct']):.1f} % worse than it was: {now}"
     for line in report.slower_than_peers(passport):
