@@ -73,7 +73,7 @@ BUDGET = {
     "launch": 7_034,
     "report": 4_230,
     "plans": 8_945,
-    "claims": 3_103,
+    "claims": 3_102,
     "api": 1_348,
     "cli": 4_339,
     "models": 3_472,

@@ -300,9 +300,8 @@ def the_hardware_is_that_of_the_track(claim: Claim) -> Judged:
             return f"it ran on {device}, the track's device is {wanted.device}"
         if wanted.gpu is not None and set(gpus) != {wanted.gpu}:
             return f"it ran on {', '.join(sorted(set(gpus))) or 'no GPU'}, the track's GPU is {wanted.gpu}"
-        num_ranks = min(filter(None, world_sizes(run.record)), default=0) or (
-            len(gpus) if run.is_log else None
-        )  # a log may omit it
+        sizes = [size for size in world_sizes(run.record) if size]  # a log may omit it
+        num_ranks = min(sizes, default=len(gpus) if run.is_log else None)
         if wanted.num_gpus is not None and (len(gpus), num_ranks) != (wanted.num_gpus, wanted.num_gpus):
             by = "unknown ranks" if num_ranks is None else counted(num_ranks, "rank")
             return f"{counted(len(gpus), 'GPU')} and {by} instead of {wanted.num_gpus}"
