@@ -72,10 +72,10 @@ BUDGET = {
     "compare": 3_287,
     "launch": 7_034,
     "report": 4_230,
-    "plans": 8_945,
+    "plans": 8_946,
     "claims": 3_102,
     "api": 1_348,
-    "cli": 4_339,
+    "cli": 4_340,
     "models": 3_472,
     "tests": 54_069,
 }

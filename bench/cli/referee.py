@@ -213,13 +213,14 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
 def _row(search: Search, submission: searches.Submission) -> list[str]:
     decided = submission.decided
     gain = decided.get("gain") if decided else None
+    about = text_table.middle(page.without_folders(submission.about), 40)
     author = f", by {submission.author}" * bool(submission.author)
     return [
         str(submission.number),
         decided["decision"] if decided else "open",
         "" if gain is None else search.shown(gain),
         f"{decided['spent_s']:.0f} s" if decided else "",
-        text_table.middle(submission.about, 40) + f": {submission.note}" * bool(submission.note) + author,
+        about + f": {submission.note}" * bool(submission.note) + author,
         "; ".join(text_table.middle(reason, MAX_WHY_CHARS) for reason in deciding.reasons(search, submission)),
     ]
 

@@ -77,7 +77,7 @@ def _staircase(search: Search) -> Safe:
 def _row(search: Search, entry: Submission) -> list[object]:
     decided: Any = entry.decided or {"decision": "open", "why": "", "spent_s": 0.0}
     word = decided["decision"]
-    about = _without_folders(private.redact(entry.about, REPO))
+    about = without_folders(private.redact(entry.about, REPO))
     note = f": {entry.note}" * bool(entry.note) + f", by {entry.author}" * bool(entry.author)
     reasons = deciding.reasons(search, entry)
     lines = [f"<b>{html.escape(about)}</b>{html.escape(note)}", *map(html.escape, reasons)]
@@ -90,7 +90,8 @@ def _row(search: Search, entry: Submission) -> list[object]:
     ]
 
 
-def _without_folders(settings: str) -> str:
+def without_folders(settings: str) -> str:
+    """Shortens the paths among settings to the file and the folder it is in."""
     return " ".join("=".join(map(brief, word.split("=", 1))) for word in settings.split(" "))
 
 
@@ -109,7 +110,7 @@ def _numbers(search: Search, gain: float | None, interval: list[float] | None) -
 def _method(search: Search) -> list[str]:
     settings, calibration = search.settings, search.calibration
     overrides = private.redact_all(settings["champion"]["overrides"], REPO)
-    lines = [f"The first champion: {_without_folders(' '.join(overrides))}."]
+    lines = [f"The first champion: {without_folders(' '.join(overrides))}."]
     if calibration is not None:
         stop = search.stop(None)
         noise = f"{stop['sd']:.4g}{search.unit}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"
