@@ -329,7 +329,7 @@ def test_losses_are_held_to_the_bound_of_their_data(kinds, facts, nats, outcome)
 def test_what_would_not_have_been_noticed_is_the_distance_of_the_last_loss_from_the_bound():
     audit = counterfactual.verdict("random_tokens", RANDOM, 3.0, [4.1999, 4.2454])
     assert audit["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + stats.MIN_LOG_E_VALUE / 1024 + 5e-5)
-    assert "above the bound of 4.1453: a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in audit["why"]
+    assert "above the bound of 4.1453; a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in audit["why"]
     assert "unnoticed_nats" not in counterfactual.verdict("random_tokens", RANDOM, 3.0, [4.0])
 
 

@@ -349,7 +349,7 @@ def test_a_race_says_after_a_warm_up_that_a_script_will_not_be_compared(planted,
         return capsys.readouterr().out
 
     assert warned("good") == ""
-    assert "warn  B's times will not be compared" in (warning := warned("other_data")) and warning.count("\n") == 1
+    assert "warn  the times of B will not be compared" in (warning := warned("other_data")) and warning.count("\n") == 1
 
 
 @pytest.mark.slow
