@@ -203,7 +203,7 @@ def test_a_job_of_a_sweep_that_is_lost_does_not_end_the_others_and_the_same_comm
     assert "1 of 2 complete" in out and "a job was lost: the same command runs again" in out, out
     lost, other = sorted(records(tmp_path), key=lambda run: run["seed"])
     assert (lost["status"], lost["failure"]["kind"], other["status"]) == ("aborted", "launcher_killed", "complete")
-    assert lost["failure"]["message"].startswith("SLURM has ended its job")
+    assert lost["failure"]["message"].startswith("SLURM ended its job")
     assert scripted.pids(tmp_path) == []
     assert slurm.run("squeue", "--noheader").stdout == ""
     done = bench(slurm, tmp_path, "run", "-m", *real_runs.LONG, "hardware.num_threads=1", *overrides, *LAUNCHER)
