@@ -26,7 +26,7 @@ from bench.training.loop import train
 
 WORDS = ["track=free", *real_runs.SMALL, *real_runs.SLIGHT, "goal.num_steps=1200", "goal.val_every_steps=300"]
 WORDS += ["goal.val_tokens=1024", "hardware=cpu", "hardware.num_threads=1", "instruments=[]"]
-OFTEN = "checkpoint.every_min=0.002"
+OFTEN = "checkpoint.every_min=0.01"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", f"--signals-to-handle={ranks.WARNED_BY}")
 
 
