@@ -691,7 +691,7 @@ def test_a_run_that_survives_is_refused_where_the_nodes_share_no_folder(pair):
         pair.start(host, *command(pair, 2, "resume=auto"))
     for host in (0, 1):
         code, out = pair.end(host)
-        assert code == 2 and "a node has another results folder, but checkpoints need one of all nodes" in out, out
+        assert code == 2 and "has another results folder, but checkpoints need one that all nodes share" in out, out
         assert not real_runs.folders(pair.results(host)) and not (pair.results(host) / carried.FOLDER).exists()
 
 

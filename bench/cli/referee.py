@@ -214,13 +214,14 @@ def _row(search: Search, submission: searches.Submission) -> list[str]:
     decided = submission.decided
     gain = decided.get("gain") if decided else None
     about = text_table.middle(page.without_folders(submission.about), 40)
+    note = f": {text_table.middle(submission.note, 40)}" * bool(submission.note)
     author = f", by {submission.author}" * bool(submission.author)
     return [
         str(submission.number),
         decided["decision"] if decided else "open",
         "" if gain is None else search.shown(gain),
         f"{decided['spent_s']:.0f} s" if decided else "",
-        about + f": {submission.note}" * bool(submission.note) + author,
+        about + note + author,
         "; ".join(text_table.middle(reason, MAX_WHY_CHARS) for reason in deciding.reasons(search, submission)),
     ]
 

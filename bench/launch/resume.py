@@ -139,9 +139,10 @@ def wait_for_signs(job: Job, results: Path) -> None:
         if run["status"] != "running" or processes.is_of_this_boot(run.get("launcher")) or _is_over(run, folder):
             continue
         say("resume", f"{folder.name}: waiting for a sign of life of its launcher on another machine", always=True)
-        beat_ns = path.stat().st_mtime_ns
-        while path.stat().st_mtime_ns == beat_ns and not _is_over(run, folder):
-            time.sleep(1.0)
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed
+            beat_ns = path.stat().st_mtime_ns
+            while path.stat().st_mtime_ns == beat_ns and not _is_over(run, folder):
+                time.sleep(1.0)
 
 
 def _candidates(results: Path, job: Job, word: str) -> list[Path]:

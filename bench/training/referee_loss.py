@@ -102,8 +102,12 @@ class RefereeLoss:
         """Returns what is kept of the run's first validation, for a checkpoint."""
         return {"first": self._first, "val_loss_at_start": self._val_loss_at_start}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._first, self._val_loss_at_start = state["first"], state["val_loss_at_start"]
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Takes up what an earlier segment saved; None: validates again, as other ranks had other parts of the data."""
+        if state is None:
+            self.evaluate()
+        else:
+            self._first, self._val_loss_at_start = state["first"], state["val_loss_at_start"]
 
     def at_end(self, num_steps: int) -> dict[str, Any]:
         """Returns run.json["referee"]["loss"].  The model must be in the state of the last validation."""

@@ -157,10 +157,7 @@ class Run:
         """Resumes where the run's earlier segments ended, if there are any."""
         if self._survival and self._survival["step"] is not None:
             self._earlier = checkpoint.load(self._survival, self.ranks)
-            if self._earlier["referee_loss"]:
-                self._referee_loss.restore(self._earlier["referee_loss"])
-            else:  # other ranks had other parts of the first validation
-                self._referee_loss.evaluate()
+            self._referee_loss.restore(self._earlier["referee_loss"])  # before the weights are no longer the first
             self._trainer.restore(self._earlier["trainer"])
             self.rows.extend(self._earlier["rows"])
 

@@ -26,7 +26,7 @@ KINDS = {
     "python_function": PYTHON,
     "cuda_sync": SYNC,
     "cpu_instant_event": MEMORY,
-    "mtia_ccp_events": SYNC,  # waits and records of events; its kernels and copies are told by their arguments
+    "mtia_ccp_events": SYNC,  # waits and records of events; its kernels and copies are recognized by their arguments
 }
 UNTIMED = ("trace", "overhead", "cuda_profiler_range")  # categories whose events hold no work of the program
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)

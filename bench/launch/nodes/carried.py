@@ -21,6 +21,7 @@ from bench.record import run_folder
 OWNER = ".owner.tmp"  # identifies the process that made a node's folder and removes it
 ABANDONED_S = 86400.0  # age from which a folder of another machine is removed
 FOLDER = ".nodes"  # in a results folder; searches skip names with a leading dot
+NOT_SHARED = "another results folder, but checkpoints need one that all nodes share: set SPEEDRUN_RESULTS to it"
 SEEN_S = 5.0  # by then a network file system should show what another node wrote (assumed)
 KEPT = ("config.yaml", "run.json", "environment.json")  # files of the record that node 0 writes itself
 

@@ -116,8 +116,7 @@ class Leader:
             if why := facts.difference(peer.facts or {}, self._own):
                 self._refuse_all(f"{where} has another {why}")
             if resume.survives(job.config) and not carried.is_seen(results_root(), (peer.facts or {})["mark"]):
-                remedy = "set SPEEDRUN_RESULTS to a folder that all nodes share, or remove resume= and checkpoint."
-                self._refuse_all(f"{where} has another results folder, but checkpoints need one of all nodes: {remedy}")
+                self._refuse_all(f"{where} has {carried.NOT_SHARED}, or remove resume= and checkpoint.every_min=")
         if not self._adopted:  # numbered in order of arrival
             first_rank = self._own_ranks
             for node, peer in enumerate(self._peers.values(), 1):

@@ -196,8 +196,8 @@ def work(search: Search, number: int | None = None) -> Search:
             if not is_left(search := searches.read(search.folder)):  # the other process decided it
                 break
             if search.has_ended:
-                open_number = search.open[0].number
-                raise ValueError(f"{search.name}: this search ended before submission {open_number} was decided")
+                undecided = number or search.open[0].number
+                raise ValueError(f"{search.name}: this search ended before submission {undecided} was decided")
             if search.calibration is None:
                 remedy = "./run.sh referee start repeats it, or says what prevents it, and decides what was submitted"
                 raise ValueError(f"{search.name}: its calibration has not succeeded: {remedy}")
