@@ -25,7 +25,14 @@ import time
 import forked
 
 REPO = forked.REPO
-MODULES = ("bench", "bench.launch.own_model", "bench.training.worker", "torch.distributed.run")  # started by tests
+ARM = "bench.plans.race.arm_process"  # prepares by dying with its parent
+MODULES = (  # started by tests
+    "bench",
+    "bench.launch.own_model",
+    ARM,
+    "bench.training.worker",
+    "torch.distributed.run",
+)
 HOST = "FORKED_HOST"  # environment variable of forks: JSON [network namespace of iproute2, host name] to enter
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphaned descendants become children of the nearest such ancestor
 CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # linux/sched.h
@@ -79,12 +86,13 @@ def _forked(*args):
     library = _known(child.variables) if child else ""
     may_use_gpu = child and HAS_GPU and "hardware=cpu" not in child.command
     as_here = forked.interpreter_variables(forked.started | ({"LD_PRELOAD": library} if library else {}))
-    if child is None or child.prepare or may_use_gpu or forked.interpreter_variables(child.variables) != as_here:
+    prepares = child and child.prepare and child.command[2] != ARM
+    if child is None or prepares or may_use_gpu or forked.interpreter_variables(child.variables) != as_here:
         assert not child or not {HOST, forked.CHANGED} & child.variables.keys(), "they are for forks alone"
         return _fork_exec(*args)
     kept = sorted(child.kept)
     what = {"command": child.command, "variables": child.variables, "new_session": child.new_session, "kept": kept}
-    what["cwd"] = child.cwd
+    what |= {"cwd": child.cwd, "dies_with_parent": child.prepare is not None}
     ours, libc = _connected(library), ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -157,8 +165,10 @@ def _import_all():
     """Imports what commands and ranks import anyway, and fills the cache of the sources' hashes."""
     from bench.cli.main import VERBS, module_of
     from bench.config import compose
-    from bench.machine import code_state
+    from bench.launch import ready
+    from bench.machine import code_state, preflight
 
+    ready.SAMPLE_S = preflight.SAMPLE_S  # of CPU load before a race: 0.3 s instead of 1
     for verb in VERBS:
         module_of(verb)
     for groups in (["track=free"], ["track=cpu_nano"]):  # saves a third of the rest of a short run
@@ -201,6 +211,10 @@ def _become(what, fds, between):
     """Runs the command in the fork to its end."""
     while os.getppid() == between:
         time.sleep(0.0005)
+    if what["dies_with_parent"]:
+        from bench.machine import processes
+
+        processes.die_with_parent()
     if host := what["variables"].pop(HOST, None):
         _enter(*json.loads(host))
     above = 1 + max(*what["kept"], *fds, 2)

@@ -105,7 +105,7 @@ def test_an_own_model_passes(tmp_path):
     ("what", "kind"),
     [
         ("lowered", "few_tokens"),
-        ("on_validation", "random_training"),
+        pytest.param("on_validation", "random_training", marks=pytest.mark.slow),
         pytest.param("scaled", "few_tokens", marks=pytest.mark.slow),
         pytest.param("constants", "random_tokens", marks=pytest.mark.slow),
         pytest.param("peeks", "random_tokens", marks=pytest.mark.slow),

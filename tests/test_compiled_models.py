@@ -95,7 +95,7 @@ def test_the_mask_that_was_lost_once_would_be_seen(rung, monkeypatch):
         assert (compiled_BTV - model.logits(tokens_BT)).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("arch", ["gpt2", "modern", "windowed"])
+@pytest.mark.parametrize("arch", ["gpt2", pytest.param("modern", marks=pytest.mark.slow), "windowed"])
 def test_a_compiled_model_is_the_plain_one(arch):
     shape = {"vocab_size": 64, "seq_len": 256, "num_layers": 2, "num_heads": 2, "width": 32}
     model = models.load(arch)(**shape, **({"window_tokens": 48} if arch == "windowed" else {}))
@@ -153,7 +153,9 @@ def test_what_a_rung_does_only_while_training_is_the_same_compiled(rung, how):
         assert (compiled[name] - grad).norm() <= tolerance * grad.norm() + 1e-7, name
 
 
-@pytest.mark.parametrize("rung", ["r20", "r38", "r42"])  # Muon, of Polar Express, NorMuon
+@pytest.mark.parametrize(
+    "rung", ["r20", pytest.param("r38", marks=pytest.mark.slow), "r42"]
+)  # Muon, of Polar Express, NorMuon
 def test_compiled_stacks_of_muon_are_the_plain_ones(rung, monkeypatch):
     whole = functools.partial(torch.compile, backend=Backend(), fullgraph=True)
     monkeypatch.setattr(torch, "compile", whole)

@@ -164,7 +164,7 @@ def test_a_guard_that_hangs_is_ended_by_its_silence(tmp_path):
     assert (code, run["failure"]["kind"]) == (1, "stalled"), out
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_guard_is_no_failure_of_a_rank(tmp_path, num_ranks):
     with real_runs.Background(tmp_path, f"hardware.num_processes={num_ranks}") as running:
         running.wait_for_step(1)

@@ -237,7 +237,7 @@ def test_a_rung_has_its_records_loss_in_every_window(rung):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("rung", some(WITH_WINDOWS))
+@pytest.mark.parametrize("rung", some(WITH_WINDOWS, TURNS[2::3]))
 def test_the_fast_attention_of_a_rung_gives_its_records_loss_too(rung, monkeypatch):
     used, fast = [], masked_attention.Visible.fast
     monkeypatch.setattr(masked_attention.Visible, "__call__", lambda *qkv: used.append(1) or fast(*qkv))
@@ -250,7 +250,7 @@ def test_the_fast_attention_of_a_rung_gives_its_records_loss_too(rung, monkeypat
     assert len(used) == 3 * sum(block.attention is not None for block in model.blocks)
 
 
-@pytest.mark.parametrize("rung", GOLDEN)
+@pytest.mark.parametrize("rung", some(GOLDEN))
 def test_a_rungs_experiment_moves_weights_as_its_record_does(rung):
     config, golden = compose.compose([f"experiment={rung}"]), GOLDEN[rung]
     assert config.model.arch == rung and config.goal.num_steps == golden["num_steps"]

@@ -198,7 +198,10 @@ def test_the_size_follows_the_machine():
     assert [sizes.for_machine(num).name for num in (0, 1, 7, 8)] == ["nano", "short", "short", "record"]
 
 
-@pytest.mark.parametrize(("name", "num_gpus", "batch_tokens"), [("short", 1, 131_072), ("record", 8, 524_288)])
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "batch_tokens"),
+    [pytest.param("short", 1, 131_072, marks=pytest.mark.slow), ("record", 8, 524_288)],
+)
 def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, num_gpus, batch_tokens, monkeypatch):
     """Composed and resolved for such a machine; the record's size changes nothing but how often it validates."""
     machine, size = schema.Machine(num_gpus, 16, 80.0), sizes.SIZES[name]

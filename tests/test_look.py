@@ -120,7 +120,10 @@ def ended(tmp_path, end):
     return done, folder, real_runs.run_json(folder)
 
 
-@pytest.mark.parametrize("end", ["raise RuntimeError('no more')", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize(
+    "end",
+    ["raise RuntimeError('no more')", pytest.param("os.kill(os.getpid(), signal.SIGKILL)", marks=pytest.mark.slow)],
+)
 def test_what_ends_the_look_ends_no_run(tmp_path, end):
     done, folder, run = ended(tmp_path, end)
     assert (done.returncode, run["status"], run["failure"]) == (0, "complete", None), done.stdout

@@ -228,7 +228,11 @@ def test_an_entry_that_is_given_back_while_it_is_cancelled_waits_for_no_agent(qu
     assert queue.waiting() == queue.taken() == [] and [ending["exit_code"] for ending in queue.outcomes()] == [1]
 
 
-STATES = ["waits", "lost its agent", "lost its agent after its outcome", "is given back", "its canceller was killed"]
+STATES = ["waits", "lost its agent after its outcome"]
+STATES += [
+    pytest.param(state, marks=pytest.mark.slow)
+    for state in ("lost its agent", "is given back", "its canceller was killed")
+]
 
 
 @pytest.mark.parametrize("state", STATES)

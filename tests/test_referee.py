@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import json
 import os
@@ -134,6 +135,7 @@ def test_an_edge_that_waited_for_a_core_is_not_held_against_a_contestant(
     assert short.refusal(None) == "it fails: it asks for a GPU"
 
 
+@pytest.mark.slow
 def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries):
     """The look of an arm is that of its first run: of a race B's is a warm-up, which is no run of the verdict."""
     write = tries.results._write
@@ -161,6 +163,7 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     assert list(deciding.replay(search)) == []
 
 
+@pytest.mark.slow
 def test_a_keep_says_who_replayed_its_runs(tries, answer_of, printed, capsys):
     search, decided = tried(begun(tries), "optim.beta2=0.92")
     assert deciding.answer(search, search.submissions[1])["replayed"] == "not replayed"
@@ -297,27 +300,31 @@ def raced_again(search):
     ledger.append(search.results, "plan", race_id=f"20261128T000000Z-{search.name}-3-race-0000", plan_sha256="")
 
 
-@pytest.mark.parametrize(
-    ("tamper", "fault"),
-    [
-        (lambda search: search.submissions[2].decided.update(decision="keep"), "2: keep in the journal, drop by"),
-        (lambda search: search.submissions[1].decided.update(gain=0.02), "1: keep in the journal, keep by its records"),
-        (lambda search: search.submissions[1].decided.update(arm=None), "1: keep in the journal, keep by its records"),
-        (lambda search: setattr(search.submissions[1], "level", 0.04), "its level is 0.04, and was to be 0.025"),
-        (lambda search: search.calibration.update(sd=0.1), "stopped by other rules than the search's"),
-        (raced_again, "a race of this search that the journal does not have"),
-        (edited, "race.json is not the one that the ledger has"),
-        (lambda search: edited(search, "run.json"), "is not the record that the ledger has"),
-        (lambda search: cut(search, search.folder), "journal: "),
-        (lambda search: cut(search, search.results), "ledger: "),
-    ],
-)
-def test_a_replay_finds_whatever_was_changed_afterwards(tries, tamper, fault):
+CHANGES = [
+    (lambda search: search.submissions[2].decided.update(decision="keep"), "2: keep in the journal, drop by"),
+    (lambda search: search.submissions[1].decided.update(gain=0.02), "1: keep in the journal, keep by its records"),
+    (lambda search: search.submissions[1].decided.update(arm=None), "1: keep in the journal, keep by its records"),
+    (lambda search: setattr(search.submissions[1], "level", 0.04), "its level is 0.04, and was to be 0.025"),
+    (lambda search: search.calibration.update(sd=0.1), "stopped by other rules than the search's"),
+    (raced_again, "a race of this search that the journal does not have"),
+    (edited, "race.json is not the one that the ledger has"),
+    (lambda search: edited(search, "run.json"), "is not the record that the ledger has"),
+    (lambda search: cut(search, search.folder), "journal: "),
+    (lambda search: cut(search, search.results), "ledger: "),
+]
+
+
+def test_a_replay_finds_whatever_was_changed_afterwards(tries, tmp_path):
     search, _ = tried(begun(tries), "optim.beta2=0.92")
     search, _ = tried(search, "optim.beta2=0.9")
-    assert list(deciding.replay(search)) == []
-    tamper(search)
-    assert any(fault in sentence for sentence in deciding.replay(search)), list(deciding.replay(search))
+    shutil.copytree(search.results, tmp_path / "unchanged")
+    for change, fault in CHANGES:
+        changed = copy.deepcopy(search)
+        assert list(deciding.replay(changed)) == []
+        change(changed)
+        assert any(fault in sentence for sentence in deciding.replay(changed)), list(deciding.replay(changed))
+        shutil.rmtree(search.results)
+        shutil.copytree(tmp_path / "unchanged", search.results)
 
 
 def killed_after(tries, num_lines, work):
@@ -366,6 +373,7 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
     assert list(deciding.replay(search)) == []
 
 
+@pytest.mark.slow
 def test_a_race_that_a_kill_left_without_its_line_in_the_ledger_is_ended_again(tries, monkeypatch):
     def killed(results, event, **facts):
         return sys.exit("killed") if event == "race_end" else append(results, event, **facts)
@@ -380,7 +388,7 @@ def test_a_race_that_a_kill_left_without_its_line_in_the_ledger_is_ended_again(t
     assert search.submissions[number].decided["decision"] == "keep" and list(deciding.replay(search)) == []
 
 
-@pytest.mark.parametrize("stage", ["_short_run", "_audit_run"])
+@pytest.mark.parametrize("stage", ["_audit_run", pytest.param("_short_run", marks=pytest.mark.slow)])
 def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search_goes_on(tries, monkeypatch, stage):
     def killed(*args):
         raise Interrupted("SIGTERM")
@@ -396,6 +404,7 @@ def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search
     assert len(made) == 1 and search.submissions[number].decided["decision"] == "keep"
 
 
+@pytest.mark.slow
 def test_a_machine_that_started_again_leaves_a_race_undecided_and_the_search_goes_on(tries, monkeypatch):
     """Times of two boots are not comparable; the race that was cut off keeps its place in the count."""
     search, number = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")

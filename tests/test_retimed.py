@@ -20,6 +20,7 @@ from bench.analysis.trace import categories, load, skew, window
 from bench.cli import explain as verb
 
 CALL_US, LATENCY_US = 4, 5
+LARGE = pytest.param("param_dlrm_8rank", marks=pytest.mark.slow)
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
 
 
@@ -146,7 +147,7 @@ def test_a_rank_that_is_early_gains_nothing_and_the_late_one_gains_for_both(tmp_
 
 
 @needs_shared
-@pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank", "hta_trace_diff_test", "tl_h100_qwen"])
+@pytest.mark.parametrize("name", ["modded_8xh100", "tl_h100_qwen", "hta_trace_diff_test", LARGE])
 def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
     ranks = [rank for rank in load_all(load.find(SHARED / "files" / name)) if len(rank.device_rows())]
     spans = {rank.rank: (window.device_spans(rank)[0][1], window.device_spans(rank)[-1][2]) for rank in ranks}
@@ -158,7 +159,7 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
 
 
 @needs_shared
-@pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank"])
+@pytest.mark.parametrize("name", ["modded_8xh100", LARGE])
 def test_a_gain_above_a_lines_own_time_names_the_rank_with_most_of_it(name):
     answer = account.accounts_of(load_all(load.find(SHARED / "files" / name)))[1]
     above = [line for line in answer["next"] if line["gain_ms"] > line["most_ms"] * (1 + 1e-9)]
