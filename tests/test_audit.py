@@ -14,6 +14,7 @@ import pytest
 import real_runs
 import scripted
 from benchmarks import leaks
+from cases import slow
 
 from bench.base import atomic, stats
 from bench.claims.rules import records
@@ -105,11 +106,11 @@ def test_an_own_model_passes(tmp_path):
     ("what", "kind"),
     [
         ("lowered", "few_tokens"),
-        pytest.param("on_validation", "random_training", marks=pytest.mark.slow),
-        pytest.param("scaled", "few_tokens", marks=pytest.mark.slow),
-        pytest.param("constants", "random_tokens", marks=pytest.mark.slow),
-        pytest.param("peeks", "random_tokens", marks=pytest.mark.slow),
-        pytest.param("short", "random_training", marks=pytest.mark.slow),
+        slow("on_validation", "random_training"),
+        slow("scaled", "few_tokens"),
+        slow("constants", "random_tokens"),
+        slow("peeks", "random_tokens"),
+        slow("short", "random_training"),
     ],
 )
 def test_a_planted_cheat_fails(tmp_path, what, kind):

@@ -8,6 +8,7 @@ import functools
 import pytest
 import test_ladder
 import torch
+from cases import slow
 from gpu_path import Backend, plant_lost_masks, take
 
 import models
@@ -86,7 +87,7 @@ def test_a_compiled_rung_is_the_plain_one(rung):
 
 
 # the first rung of each way to make masks, and the last rung
-@pytest.mark.parametrize("rung", ["r53", *(pytest.param(rung, marks=pytest.mark.slow) for rung in ("r20", "r31"))])
+@pytest.mark.parametrize("rung", ["r53", *(slow(rung) for rung in ("r20", "r31"))])
 def test_the_mask_that_was_lost_once_would_be_seen(rung, monkeypatch):
     plant_lost_masks(monkeypatch)
     model, tokens_BT = made(rung), test_ladder.batch(rung)[0]
@@ -95,7 +96,7 @@ def test_the_mask_that_was_lost_once_would_be_seen(rung, monkeypatch):
         assert (compiled_BTV - model.logits(tokens_BT)).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("arch", ["gpt2", pytest.param("modern", marks=pytest.mark.slow), "windowed"])
+@pytest.mark.parametrize("arch", ["gpt2", slow("modern"), "windowed"])
 def test_a_compiled_model_is_the_plain_one(arch):
     shape = {"vocab_size": 64, "seq_len": 256, "num_layers": 2, "num_heads": 2, "width": 32}
     model = models.load(arch)(**shape, **({"window_tokens": 48} if arch == "windowed" else {}))
@@ -109,7 +110,8 @@ def test_a_compiled_model_is_the_plain_one(arch):
     assert backend.count("flex_attention") == (2 if arch == "windowed" else 0)
 
 
-@pytest.mark.parametrize("scale", [pytest.param(0.12, marks=pytest.mark.slow), torch.tensor(0.12)])
+@pytest.mark.parametrize("scale", [0.12, torch.tensor(0.12)])
+@pytest.mark.slow
 def test_each_layer_of_one_graph_has_its_own_window(scale):
     """Windows long, short, short, long over 4 blocks; documents of 25 tokens and windows each hide other keys."""
     tokens_BT = torch.randint(EOS + 1, 100, (2, 64), generator=torch.Generator().manual_seed(0))
@@ -153,9 +155,7 @@ def test_what_a_rung_does_only_while_training_is_the_same_compiled(rung, how):
         assert (compiled[name] - grad).norm() <= tolerance * grad.norm() + 1e-7, name
 
 
-@pytest.mark.parametrize(
-    "rung", ["r20", pytest.param("r38", marks=pytest.mark.slow), "r42"]
-)  # Muon, of Polar Express, NorMuon
+@pytest.mark.parametrize("rung", ["r20", slow("r38"), "r42"])  # Muon, of Polar Express, NorMuon
 def test_compiled_stacks_of_muon_are_the_plain_ones(rung, monkeypatch):
     whole = functools.partial(torch.compile, backend=Backend(), fullgraph=True)
     monkeypatch.setattr(torch, "compile", whole)

@@ -76,7 +76,8 @@ def stopped(base, ending, num_ranks):
         yield running
 
 
-@pytest.mark.parametrize("ending", [pytest.param("agent", marks=slow), "launcher"])
+@pytest.mark.parametrize("ending", ["agent", "launcher"])
+@pytest.mark.slow
 def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, ending):
     with real_runs.Background(tmp_path, "instruments=[telemetry]", *real_runs.TWO) as running:
         running.wait_for_step(3)
@@ -105,6 +106,7 @@ def test_a_process_that_hangs_is_ended_by_its_silence(tmp_path):
     assert "File " in (running.folder / "logs" / "rank0.log").read_text()  # the stack, of the rank that was woken
 
 
+@pytest.mark.slow
 def test_nohup_is_obeyed(tmp_path):
     nohup = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT]
     nohup += ["hardware.num_threads=1", "goal.num_steps=100", "goal.val_every_steps=100"]

@@ -521,6 +521,7 @@ def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, t
 # ---- real traces
 
 NAMES = [path.name for path in (SHARED / "files").glob("*")]
+LARGE = ("param_dlrm_8rank", "hta_trace_diff_control")
 NAMES.sort(key=lambda name: (name == "modded_8xh100", name))  # which the next test reads too
 
 
@@ -532,7 +533,11 @@ def ranks_of(name):
 @needs_shared
 @pytest.mark.parametrize(
     ("name", "include_last_step"),
-    [(name, last) for name in NAMES for last in ((False, True) if name == "param_dlrm_8rank" else (False,))],
+    [
+        pytest.param(name, last, marks=pytest.mark.slow if name in LARGE else ())
+        for name in NAMES
+        for last in ((False, True) if name == "param_dlrm_8rank" else (False,))
+    ],
 )
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
     answer = account.accounts_of(ranks_of(name), include_last_step=include_last_step)[1]

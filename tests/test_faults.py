@@ -14,6 +14,7 @@ import claimed
 import disk_faults
 import pytest
 import real_runs
+from cases import slow
 from comparing import raced, write
 
 from bench.base import private
@@ -123,7 +124,7 @@ def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_pat
     assert (run["status"], run["failure"]["kind"], left) == ("aborted", "launcher_killed", [])
 
 
-@pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("damage", ["removed", slow("cut")])
 def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_path, damage):
     changed = held(tmp_path / "held") | {"bench.launch.launcher.HEARTBEAT_S": 1e9}
     with real_runs.Background(tmp_path / "results", changed=changed) as running:
@@ -164,7 +165,7 @@ def test_a_guard_that_hangs_is_ended_by_its_silence(tmp_path):
     assert (code, run["failure"]["kind"]) == (1, "stalled"), out
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_ranks", [slow(1), 2])
 def test_a_killed_guard_is_no_failure_of_a_rank(tmp_path, num_ranks):
     with real_runs.Background(tmp_path, f"hardware.num_processes={num_ranks}") as running:
         running.wait_for_step(1)
@@ -240,7 +241,7 @@ NO_TORCH = "import sys\nif 'bench.training.worker' in sys.orig_argv: sys.modules
     ("hook", "shell", "kind", "message"),
     [
         (NO_TORCH, "exec {command}", "exception", "torch"),
-        pytest.param("", "ulimit -v 400000; exec {command}", "out_of_memory", "", marks=pytest.mark.slow),
+        slow("", "ulimit -v 400000; exec {command}", "out_of_memory", ""),
     ],
 )
 def test_an_agent_without_torch_or_memory_says_so(tmp_path, hook, shell, kind, message):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import real_runs
+from cases import slow
 
 from bench.data.sources.source import data_root
 from bench.machine import sandbox
@@ -39,8 +40,8 @@ def audited(folder, run, code=0):
     ("overrides", "bound_nats"),
     [
         (["model=gpt2"], 1e-6),
-        pytest.param(["model=windowed", "hardware.dtype=bfloat16"], 1e-3, marks=pytest.mark.slow),
-        pytest.param(["model=modern", "optim=muon", "hardware.num_processes=2"], 1e-6, marks=pytest.mark.slow),
+        slow(["model=windowed", "hardware.dtype=bfloat16"], 1e-3),
+        slow(["model=modern", "optim=muon", "hardware.num_processes=2"], 1e-6),
     ],
 )
 def test_the_weights_of_an_honest_run_give_its_loss_and_no_later_token_moves_it(tmp_path, overrides, bound_nats):
@@ -54,11 +55,11 @@ def test_the_weights_of_an_honest_run_give_its_loss_and_no_later_token_moves_it(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("ReadsTheStack", "but it claims"),
-        pytest.param("LooksAheadUnlessExamined", "it sees what it must predict", marks=pytest.mark.slow),
-        pytest.param("OwnTensors", "but it claims", marks=pytest.mark.slow),
-        pytest.param("ReplacesTheLoader", "but it claims", marks=pytest.mark.slow),
-        pytest.param("LowersWhatIsWritten", "but it claims", marks=pytest.mark.slow),
+        slow("ReadsTheStack", "but it claims"),
+        slow("LooksAheadUnlessExamined", "it sees what it must predict"),
+        slow("OwnTensors", "but it claims"),
+        slow("ReplacesTheLoader", "but it claims"),
+        slow("LowersWhatIsWritten", "but it claims"),
     ],
 )
 def test_what_lies_in_the_referees_process_is_found_where_its_record_has_nothing_against_it(tmp_path, name, why):

@@ -8,6 +8,7 @@ import random
 
 import pytest
 from benchmarks import inputs as night
+from cases import slow
 from inputs import BELIEVED, ELSEWHERE, READS, WALK, WRITES
 from walk import World
 
@@ -40,9 +41,7 @@ def test_every_verb_is_in_the_table():
     assert {name for verb in READS.values() for name in verb.reads} == set(BELIEVED)
 
 
-@pytest.mark.parametrize(
-    ("verb", "name", "kind", "phase"), SAMPLE[:20] + [pytest.param(*step, marks=pytest.mark.slow) for step in LONGER]
-)
+@pytest.mark.parametrize(("verb", "name", "kind", "phase"), SAMPLE[:20] + [slow(*step) for step in LONGER])
 def test_an_input_that_is_anything_else_is_answered_in_words(world, verb, name, kind, phase):
     outcome = world.changed(verb, name, kind, phase)
     assert outcome is None or outcome[1] == []

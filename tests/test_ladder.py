@@ -31,6 +31,7 @@ from pathlib import Path
 import pytest
 import staged
 import torch
+from cases import slow
 from rounded_once import RoundedOnce
 
 import models
@@ -347,7 +348,7 @@ def job_of(rung):
     return prepare(overrides, say=lambda line: None, check_own=False)
 
 
-@pytest.mark.parametrize("rungs", [TURNS, pytest.param(RUNGS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rungs", [TURNS, slow(RUNGS)])
 def test_every_rungs_class_has_what_its_run_will_call(rungs):
     """Asked in one process, as a ladder asks; prepare() would start one for each."""
     assert own_model.faults_of_configs([job_of(rung).config for rung in rungs]) == [[] for _ in rungs]

@@ -12,6 +12,7 @@ import pytest
 import real_runs
 import scipy.stats
 from browser import Browser, needs_browser
+from cases import slow
 
 from bench.base import metric
 from bench.base.paths import CONF
@@ -152,6 +153,7 @@ def test_the_users_own_setting_wins_over_what_would_be_derived():
     assert fit.overrides == ["experiment=r02"]
 
 
+@pytest.mark.slow
 def test_batch_sequences_and_windows_of_a_rung_are_in_proportion():
     fits = sizes.fitted([sizes.rung_named(name) for name in ("r12", "r13", "r19", "r21")], sizes.SIZES["nano"], [])
     changed = [{key: (before, after) for key, before, after in fit.changed} for fit in fits]
@@ -198,10 +200,7 @@ def test_the_size_follows_the_machine():
     assert [sizes.for_machine(num).name for num in (0, 1, 7, 8)] == ["nano", "short", "short", "record"]
 
 
-@pytest.mark.parametrize(
-    ("name", "num_gpus", "batch_tokens"),
-    [pytest.param("short", 1, 131_072, marks=pytest.mark.slow), ("record", 8, 524_288)],
-)
+@pytest.mark.parametrize(("name", "num_gpus", "batch_tokens"), [slow("short", 1, 131_072), ("record", 8, 524_288)])
 def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, num_gpus, batch_tokens, monkeypatch):
     """Composed and resolved for such a machine; the record's size changes nothing but how often it validates."""
     machine, size = schema.Machine(num_gpus, 16, 80.0), sizes.SIZES[name]

@@ -9,6 +9,7 @@ import time
 import pytest
 import real_runs
 import scripted
+from cases import slow
 
 from bench.base.paths import REPO
 from bench.base.reading import yaml_file
@@ -120,10 +121,7 @@ def ended(tmp_path, end):
     return done, folder, real_runs.run_json(folder)
 
 
-@pytest.mark.parametrize(
-    "end",
-    ["raise RuntimeError('no more')", pytest.param("os.kill(os.getpid(), signal.SIGKILL)", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("end", ["raise RuntimeError('no more')", slow("os.kill(os.getpid(), signal.SIGKILL)")])
 def test_what_ends_the_look_ends_no_run(tmp_path, end):
     done, folder, run = ended(tmp_path, end)
     assert (done.returncode, run["status"], run["failure"]) == (0, "complete", None), done.stdout
@@ -168,6 +166,7 @@ def test_a_run_interrupted_in_its_look_stays_complete(tmp_path):
     assert len(losses(folder)) == 7
 
 
+@pytest.mark.slow
 def test_a_launcher_killed_in_the_look_leaves_what_was_measured_and_no_complete_run(tmp_path):
     run, _, folder = ended_in_its_look(tmp_path, signal.SIGKILL)
     assert (run["status"], run["validity"], run["failure"]["kind"]) == ("aborted", "invalid", "launcher_killed")
@@ -277,6 +276,7 @@ def test_nothing_of_a_scripts_second_run_is_in_its_record(scripted_look):
     real_runs.bench(scripted_look.parents[1], "verify", str(scripted_look), code=0)
 
 
+@pytest.mark.slow
 def test_a_look_of_a_script_that_cannot_be_is_a_warning_or_refused(tmp_path):
     folder = scripted.run(tmp_path, scripted.MODDED, "look=on", "script.args=[8]", "hardware.num_threads=1")
     run = real_runs.run_json(folder)

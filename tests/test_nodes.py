@@ -292,6 +292,7 @@ def test_a_group_is_stopped_once_and_a_signal_on_a_member_after_it_stops_nothing
     assert run._interrupted == "node 1, rank 1 got SIGTERM"
 
 
+@pytest.mark.slow
 def test_a_clock_that_nobody_tells_is_a_refusal(met):
     _, member = met
     inputs = {"kind": "inputs", **INPUTS}

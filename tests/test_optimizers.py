@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from cases import slow
 from rank_forks import ranks_of
 
 import models
@@ -257,7 +258,7 @@ def rank_program(world_size):
     return ended
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, slow(4)])
 def ranks(tmp_path_factory, request):
     """What rank_program() answered on each rank."""
     return ranks_of("test_optimizers", request.param, tmp_path_factory.mktemp("ranks"))

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import real_runs
+from cases import slow
 
 from bench.cli import agent, submit
 from bench.machine.signals import Interrupted
@@ -229,10 +230,7 @@ def test_an_entry_that_is_given_back_while_it_is_cancelled_waits_for_no_agent(qu
 
 
 STATES = ["waits", "lost its agent after its outcome"]
-STATES += [
-    pytest.param(state, marks=pytest.mark.slow)
-    for state in ("lost its agent", "is given back", "its canceller was killed")
-]
+STATES += [slow(state) for state in ("lost its agent", "is given back", "its canceller was killed")]
 
 
 @pytest.mark.parametrize("state", STATES)

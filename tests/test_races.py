@@ -419,6 +419,7 @@ with state.locked(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_holder_on_another_machine_that_was_suspended_loses_its_lock_and_takes_none_back(tmp_path, monkeypatch):
     monkeypatch.setattr(locks.fcntl, "flock", lambda *_: os.close(-1))
     monkeypatch.setattr(locks, "STALE_S", 1.0)

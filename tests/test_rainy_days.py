@@ -8,6 +8,7 @@ import time
 import pytest
 import real_runs
 import scripted
+from cases import slow
 
 from bench.record import run_folder, step_files
 
@@ -67,7 +68,7 @@ def test_when_everything_is_killed_the_reader_says_so(tmp_path):
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
 def test_an_interrupt_is_a_clean_end(tmp_path, number):
     with real_runs.Background(tmp_path / "results", TMPDIR=str(real_runs.temp_in(tmp_path))) as running:
         running.wait_for_step(3)

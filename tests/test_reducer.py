@@ -6,6 +6,7 @@ import pytest
 import real_runs
 import staged
 import torch
+from cases import slow
 from rank_forks import ranks_of
 from test_run import numbers
 
@@ -17,7 +18,7 @@ from bench.machine import lazy_dynamo
 from bench.training import distributed, reducer
 
 SMALL = ["model=modern", "model.num_layers=2", "model.width=64", "model.num_heads=2", "data.seq_len=32"]
-BATCH = ["data.batch_tokens=512", "goal.val_tokens=256", "hardware.micro_batch_seqs=2", "hardware.num_threads=1"]
+BATCH = ["data.batch_tokens=512", "goal.val_tokens=256", "hardware.micro_batch_seqs=4", "hardware.num_threads=1"]
 OPTIMIZERS = {
     "adamw": ["optim=adamw"],
     "muon": ["optim=muon"],
@@ -79,7 +80,7 @@ def alone():
     return {optim: trained(ranks, job_of(1, *overrides)) for optim, overrides in OPTIMIZERS.items()}
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, slow(4)])
 def ranks(request, tmp_path_factory):
     return ranks_of("test_reducer", request.param, tmp_path_factory.mktemp("reducer"))
 

@@ -20,6 +20,7 @@ import claimed
 import pytest
 import real_runs
 import traces
+from cases import slow
 
 from bench.base import atomic
 from bench.cli import referee
@@ -357,7 +358,7 @@ def killed_after(tries, num_lines, work):
     return status == 0
 
 
-@pytest.mark.parametrize("first", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [2, slow(3)])
 def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, first):
     search, _ = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
     search, _ = refereeing.submit(search, ["optim.beta2=0.89"], "", "")
@@ -388,7 +389,7 @@ def test_a_race_that_a_kill_left_without_its_line_in_the_ledger_is_ended_again(t
     assert search.submissions[number].decided["decision"] == "keep" and list(deciding.replay(search)) == []
 
 
-@pytest.mark.parametrize("stage", ["_audit_run", pytest.param("_short_run", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", ["_audit_run", slow("_short_run")])
 def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search_goes_on(tries, monkeypatch, stage):
     def killed(*args):
         raise Interrupted("SIGTERM")

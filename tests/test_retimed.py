@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from cases import slow
 from traces import SHARED, event, load_all, needs_shared, step, write
 
 from bench.analysis.explain import account, device_steps, document, perfetto, retimed
@@ -20,7 +21,7 @@ from bench.analysis.trace import categories, load, skew, window
 from bench.cli import explain as verb
 
 CALL_US, LATENCY_US = 4, 5
-LARGE = pytest.param("param_dlrm_8rank", marks=pytest.mark.slow)
+LARGE = slow("param_dlrm_8rank")
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
 
 

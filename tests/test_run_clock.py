@@ -8,6 +8,7 @@ from pathlib import Path
 import fork_server
 import pytest
 import real_runs
+from cases import slow
 
 HERE = Path(__file__).parent
 
@@ -28,8 +29,8 @@ def library(tmp_path_factory):
     ("moved", "texts"),
     [
         ("-10800 0", ["the time of day moved by -10800"]),
-        pytest.param("10800 0", ["the time of day moved by +10800"], marks=pytest.mark.slow),
-        pytest.param("0 7", ["the time of day moved by -7", "kernel's /proc/uptime"], marks=pytest.mark.slow),
+        slow("10800 0", ["the time of day moved by +10800"]),
+        slow("0 7", ["the time of day moved by -7", "kernel's /proc/uptime"]),
     ],
 )
 def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_path, library, moved, texts):

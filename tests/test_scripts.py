@@ -14,6 +14,7 @@ import pytest
 import real_runs
 import scripted
 import torch
+from cases import slow
 
 from bench.claims.rules import runs
 from bench.cli import main as program
@@ -83,7 +84,7 @@ def test_what_it_wrote_is_kept_and_copies_and_links_are_gone(modded):
     assert run["script"]["opened"] == expected
 
 
-@pytest.mark.parametrize("overrides", [[], pytest.param(real_runs.TWO, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("overrides", [[], slow(real_runs.TWO)])
 def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, overrides):
     folder = scripted.run(tmp_path, scripted.NANO, *NANO, *overrides)
     run, rows = real_runs.run_json(folder), step_files.read(folder)
@@ -97,6 +98,7 @@ def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, overrides):
     assert script_doubts(run) == [] and faults(folder) == []
 
 
+@pytest.mark.slow
 def test_without_a_printed_total_the_wall_time_of_the_lines_counts(tmp_path):
     args = NANO[:2] + ["script.args=['--log_interval=5','--max_iters=20']"]
     folder = scripted.run(tmp_path, scripted.NANO, *args)
@@ -144,7 +146,7 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
         ("other_data", "it opened data that are not the track's"),
         ("other_data", "it never opened the track's val shards"),
         ("trains_on_val_and_claims_less", "it opened the track's validation shards while it trained, at "),
-        pytest.param("validates_longer", "its validations take longer once it has trained: 1.", marks=pytest.mark.slow),
+        slow("validates_longer", "its validations take longer once it has trained: 1."),
     ],
 )
 def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, sentence):
@@ -156,6 +158,7 @@ def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, wh
     assert faults(run["folder"]) == []
 
 
+@pytest.mark.slow
 def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_path):
     own = tmp_path / "own.bin"
     own.write_bytes(b"own")
@@ -171,9 +174,7 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     assert any("track=free" in doubt for doubt in refused)
 
 
-@pytest.mark.parametrize(
-    "what", ["good", "untimed_first_steps", "a_child_prints", pytest.param("prints_much", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("what", ["good", "untimed_first_steps", "a_child_prints", slow("prints_much")])
 def test_an_honest_script_is_not_doubted(planted, what):
     run = planted(what)
     assert run["status"] == "complete" and script_doubts(run) == []
@@ -305,7 +306,7 @@ def test_a_killed_script_is_named_and_its_children_end(tmp_path):
     assert len(step_files.read(folder)) > 1  # what it had printed
 
 
-ENDED = [(signal.SIGTERM, True), (signal.SIGKILL, True), (signal.SIGKILL, False)]
+ENDED = [(signal.SIGTERM, True), slow(signal.SIGKILL, True), slow(signal.SIGKILL, False)]
 
 
 @pytest.mark.parametrize(("number", "has_work"), ENDED)
@@ -323,7 +324,7 @@ def test_nothing_remains_of_a_script_whose_launcher_is_ended(tmp_path, number, h
     assert [rule["rule"] for rule in faults(folder)] == ["is complete"]
 
 
-@pytest.mark.parametrize("how", ["removed", "a link", "with all results"])
+@pytest.mark.parametrize("how", ["removed", slow("a link"), slow("with all results")])
 def test_nothing_is_written_where_a_folder_was_taken_from_its_running_script(tmp_path, how):
     other, results, moved = tmp_path / "other", tmp_path / "results", tmp_path / "moved"
     other.mkdir()

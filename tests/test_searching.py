@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from cases import slow
 
 from bench.compare import searching
 from bench.plans.race import plan
@@ -39,10 +40,7 @@ def search_of(chance, gains, **noise):
     return outcomes
 
 
-@pytest.mark.parametrize(
-    ("sd", "drift"),
-    [pytest.param(SD, 0.0, marks=pytest.mark.slow), (3 * SD, 0.0), pytest.param(SD, 2 * SD, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("sd", "drift"), [slow(SD, 0.0), (3 * SD, 0.0), slow(SD, 2 * SD)])
 def test_searches_in_which_nothing_is_better_keep_something_in_at_most_alpha_of_them(sd, drift):
     """Also of candidates whose times scatter three times as much, and on a machine that drifts within a round."""
     chance = random.Random(5)

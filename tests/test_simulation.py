@@ -9,6 +9,7 @@ import math
 import numpy
 import pytest
 import verdicts
+from cases import slow
 from comparing import COMPLETE
 
 from bench.base import stats
@@ -149,10 +150,7 @@ def test_half_a_percent_under_a_drift_of_2_percent_is_found_in_85_of_100_races_o
     assert numpy.mean([p_of(a_s, b_s) < 0.05 for a_s, b_s in times_s]) <= 0.05  # Welch's test, on such races
 
 
-@pytest.mark.parametrize(
-    ("n", "num_compilations"),
-    [(6, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((9, 3), (10, 5), (10, 10)))],
-)
+@pytest.mark.parametrize(("n", "num_compilations"), [(6, 3), *(slow(*case) for case in ((9, 3), (10, 5), (10, 10)))])
 def test_what_the_runs_of_a_compilation_share_makes_no_verdict(deciding_alone, n, num_compilations):
     """Half of the runs' own spread, and twice of it; with one compilation an arm it does, the more the more runs."""
     for lottery_pct in (0.1, 0.4):
@@ -205,14 +203,7 @@ def test_arms_one_after_the_other_get_no_firm_verdict():
 # ---- optional stopping
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("nothing", marks=pytest.mark.slow),
-        "a drift of 2 % over the race",
-        pytest.param("a random walk", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", [slow("nothing"), "a drift of 2 % over the race", slow("a random walk")])
 def test_a_plan_that_looks_after_every_round_is_wrong_in_at_most_5_of_100(deciding_alone, name):
     rng = numpy.random.default_rng(36)
     races = [verdicts.sequential(rng, 0.0, number, verdicts.WORLDS[name]) for number in range(300)]
