@@ -204,7 +204,7 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
     print(f"{search.name}{ended}: {kept}, {left_s:.0f} s of the budget left")
     print(f"page: {shown(search.folder / page.NAME)}")
     replay = "" if replayed is None else f" ({replayed})"
-    print(f"champion: {race_folder.what(search.champion)}{replay}")
+    print(f"champion: {race_folder.describe(search.champion)}{replay}")
     if rows := [_row(search, submission) for submission in chosen]:
         heads = ["", "decision", "gain", "spent", "submitted", "why"]
         print(text_table.render(heads, rows, [True, False, True, True, False, False]))

@@ -139,22 +139,22 @@ class _Selected:
         assert meant.race is not None
         arms = _arms_of_race(meant.race, self._on_error)
         if meant.arm is not None and meant.arm not in arms:
-            raise ValueError(f"{meant.word}: the race has no arm {meant.arm}; choose from {', '.join(arms)}")
+            raise ValueError(f"{meant.text}: the race has no arm {meant.arm}; choose from {', '.join(arms)}")
         wanted = {meant.arm} | ({next(iter(arms))} if with_baseline else set())
         chosen = [arm for arm in arms.values() if meant.arm is None or arm.name in wanted]
         for arm in chosen:
             if not arm.rows:
                 why = race_folder.read(meant.race).get("why") or "its runs are not there"
-                raise ValueError(f"{meant.word}: no verdict: {why} (arm {arm.name} has no run to compare)")
+                raise ValueError(f"{meant.text}: no verdict: {why} (arm {arm.name} has no run to compare)")
         return chosen
 
     def _part(self, meant: named.Named) -> Arm:
         if meant.race is None:
-            return _arm_from_paths(meant.word, meant.holders, self._rows)
+            return _arm_from_paths(meant.text, meant.holders, self._rows)
         if meant.arm is None:
-            raise ValueError(f"{meant.word}: this race has several arms: name one, {meant.word}:B")
+            raise ValueError(f"{meant.text}: this race has several arms: name one, {meant.text}:B")
         (arm,) = self.arms_of_race(meant, with_baseline=False)
-        return replace(arm, name=meant.word)
+        return replace(arm, name=meant.text)
 
 
 def _once(

@@ -138,13 +138,13 @@ def summarized(outcomes: Iterable[str | None]) -> str | None:
 
 def sentence(folder: Path | str) -> str | None:
     """Describes a run's certificate: "identical (same session), time reproduced, 2026-11-22"; None without one."""
-    word = outcome(folder)
-    certificate = None if word in (None, MALFORMED) else read(folder)
+    verdict = outcome(folder)
+    certificate = None if verdict in (None, MALFORMED) else read(folder)
     if certificate is None:
-        return word
+        return verdict
     machine = f" ({certificate['machine']})" if certificate["machine"] else ""
     time = f", time {time_facts['word']}" if (time_facts := certificate.get("time")) else ""
-    return f"{word}{machine}{time}, {certificate['made_at'][:10]}"
+    return f"{verdict}{machine}{time}, {certificate['made_at'][:10]}"
 
 
 # ---- audit.json

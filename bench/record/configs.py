@@ -78,8 +78,8 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.lru_cache(maxsize=MAX_KEPT)
 def _parsed(text: str) -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(text)
-    return known
+    config: dict[str, Any] = json.loads(text)
+    return config
 
 
 def settings(config: Iterable[str]) -> dict[str, Any]:
@@ -106,14 +106,14 @@ def keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def add(rows: Iterable[MutableMapping[str, Any]], names: Sequence[str]) -> None:
     """Adds settings to the rows as columns; the value is None in a row without that setting."""
     groups = {name.partition(".")[0] for name in names}
-    known: dict[Config, dict[str, Any]] = {}
+    cache: dict[Config, dict[str, Any]] = {}
     for row in rows:
         config = row["config"]
-        if config not in known:
+        if config not in cache:
             texts = [text for text in config if (start := GROUP.match(text)) and start[1] in groups]
-            known_here = _true_of(config, settings(texts))
-            known[config] = {name: known_here.get(name) for name in names}
-        row.update(known[config])
+            values = _true_of(config, settings(texts))
+            cache[config] = {name: values.get(name) for name in names}
+        row.update(cache[config])
 
 
 def _true_of(config: Config, settings_by_key: dict[str, Any]) -> dict[str, Any]:

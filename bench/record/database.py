@@ -79,9 +79,9 @@ def check_tables(db: sqlite3.Connection) -> None:
         own.executescript(_tables())
         expected = own.execute(SCHEMA).fetchall()
     present = db.execute(SCHEMA).fetchall()
-    for (kind, name, text), made in zip(present, expected, strict=True):
-        gained_columns = name == "_setups" and str(text).startswith(made[2][:-1] + ", ")
-        if (kind, name) != made[:2] or (text != made[2] and not gained_columns):
+    for (kind, name, text), reference in zip(present, expected, strict=True):
+        gained_columns = name == "_setups" and str(text).startswith(reference[2][:-1] + ", ")
+        if (kind, name) != reference[:2] or (text != reference[2] and not gained_columns):
             raise ValueError(f"{name} is not as it is made here")
 
 
@@ -129,19 +129,19 @@ class Database:
 
     def _kind_with(self, name: str, value: object) -> str | None:
         """Returns the type of a setting that now also has this value; None if the setting cannot be a column."""
-        kind, known = TYPES.get(type(value).__name__, JSON), self.settings.get(name)
-        if known in (kind, ANY) or (known and value is None):
-            return known
-        if known is None:
+        kind, current = TYPES.get(type(value).__name__, JSON), self.settings.get(name)
+        if current in (kind, ANY) or (current and value is None):
+            return current
+        if current is None:
             if name.lower() in self._taken or len(self.settings) >= MAX_SETTINGS:  # SQL ignores the case of names
                 return None
             self._taken.add(name.lower())
             self.db.execute(f"ALTER TABLE _setups ADD COLUMN {quoted(name)}")
-        elif known != "NULL":
-            if known == "BOOLEAN":
+        elif current != "NULL":
+            if current == "BOOLEAN":
                 as_text = f"CASE {quoted(name)} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
                 self.db.execute(f"UPDATE _setups SET {quoted(name)} = {as_text}")
-            kind = "REAL" if {kind, known} == {"INTEGER", "REAL"} else ANY
+            kind = "REAL" if {kind, current} == {"INTEGER", "REAL"} else ANY
         self.settings[name] = kind
         self.db.execute("INSERT OR REPLACE INTO _settings VALUES (?, ?)", [name, kind])
         return kind

@@ -281,11 +281,11 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
-        left = atomic.read_json(folder / run_folder.RESULT, {})
-        if "look" in left:
+        last = atomic.read_json(folder / run_folder.RESULT, {})
+        if "look" in last:
             message += ", in the look after the race: what was measured is kept, and nobody has checked it"
-            run["measured"] = private.redact_all(left["measured"], REPO)
-            run["model"], run["environment"] = left.get("model", run["model"]), run["environment"] | left["torch_facts"]
+            run["measured"] = private.redact_all(last["measured"], REPO)
+            run["model"], run["environment"] = last.get("model", run["model"]), run["environment"] | last["torch_facts"]
             run["metrics"] = metrics(run, step_files.read(folder))
         run = {**run_folder.killed(run, message), "ended_at": utc.now()}
         run["failure"] = failure("launcher_killed", message, step=last_step(folder))
@@ -305,5 +305,5 @@ def _explained(folder: Path, facts: Section) -> Section:
     kept = {key: value for key, value in facts.items() if key not in ("failed_at_s", "traceback")}
     if kept["message"].startswith("the script ended with exit code "):
         kept["message"] += f": {_last_words(folder, 'rank{}.log'.format(kept['rank']))}"
-    hints = (hint for words, hint in HINTS_BY_MESSAGE.items() if words in kept["message"])
+    hints = (hint for phrase, hint in HINTS_BY_MESSAGE.items() if phrase in kept["message"])
     return kept | {"hint": next(hints, HINTS[kept["kind"]]) if kept["kind"] == "exception" else HINTS[kept["kind"]]}

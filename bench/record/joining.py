@@ -21,14 +21,14 @@ from bench.record.ledger import Ledger, Line, name_of_line
 MAX_NAMED = 3  # faults that a message lists
 
 
-def fault_of(theirs: Ledger, counted: object) -> str | None:
+def fault_of(other: Ledger, counted: object) -> str | None:
     """Returns why another folder's ledger must not be joined, or None if nothing is wrong with it.
 
     counted: the content of its line_count.NAME, None if that is missing or damaged.
     """
-    if theirs.faults:
-        return f"its ledger is not whole: {some(theirs.faults, MAX_NAMED, separator='; ')}"
-    lost = line_count.lost_end(line_count.newest_of([counted], theirs.lines[0].get("sha256")), theirs.lines)
+    if other.faults:
+        return f"its ledger is not whole: {some(other.faults, MAX_NAMED, separator='; ')}"
+    lost = line_count.lost_end(line_count.newest_of([counted], other.lines[0].get("sha256")), other.lines)
     return lost and f"its ledger has {lost}"
 
 
@@ -72,8 +72,8 @@ def join(results: Path, content: bytes) -> int:
     with ledger.turn(results) as file:
         file.seek(0)
         own = file.readall() or b""
-        known = {name_of_line(text) for text in own.split(b"\n") if text}
-        new = [text for text in texts if name_of_line(text) not in known]
+        names = {name_of_line(text) for text in own.split(b"\n") if text}
+        new = [text for text in texts if name_of_line(text) not in names]
         if new:
             line, text, _ = ledger.following(results, file, "join", _ends(texts))
             before = own if own.endswith(b"\n") else own + b"\n"

@@ -34,10 +34,10 @@ def following(results: Path, first: str | None, last: Mapping[str, Any] | None) 
 
     first: the SHA-256 of the ledger's first line, None if there is none yet.
     """
-    known = newest(results, first)
-    if known is None:
+    latest = newest(results, first)
+    if latest is None:
         return {"counter": secrets.token_hex(COUNTER_BYTES), "number": 1}
-    counter, number = known
+    counter, number = latest
     if last and last.get("counter") == counter:
         number = max(number, last.get("number", 0))  # the process was killed before it kept the count
     return {"counter": counter, "number": number + 1}
@@ -51,15 +51,15 @@ def newest(results: Path, first: str | None) -> tuple[str, int] | None:
 def newest_of(counts: Iterable[object], first: str | None) -> tuple[str, int] | None:
     """Does what newest() does with the content of the two files; None stands for a missing or damaged one."""
     kinds = {"ledger": str, "counter": str, "number": int}
-    known = [kept for kept in counts if isinstance(kept, dict)]
-    known = [kept for kept in known if all(isinstance(kept.get(key), kind) for key, kind in kinds.items())]
-    counted = [(kept["counter"], kept["number"]) for kept in known if kept["ledger"] == first]
+    valid = [kept for kept in counts if isinstance(kept, dict)]
+    valid = [kept for kept in valid if all(isinstance(kept.get(key), kind) for key, kind in kinds.items())]
+    counted = [(kept["counter"], kept["number"]) for kept in valid if kept["ledger"] == first]
     return max(counted, key=lambda count: count[1], default=None)
 
 
-def lost_end(known: tuple[str, int] | None, lines: Iterable[Mapping[str, Any]]) -> str | None:
-    """Returns what is wrong if more lines were counted than a ledger has, else None.  known: from newest()."""
-    counter, number = known or (None, 0)
+def lost_end(count: tuple[str, int] | None, lines: Iterable[Mapping[str, Any]]) -> str | None:
+    """Returns what is wrong if more lines were counted than a ledger has, else None.  count: from newest()."""
+    counter, number = count or (None, 0)
     last = max((line.get("number", 0) for line in lines if line.get("counter") == counter), default=0)
     return f"counted {number} lines, but the last one is number {last}: its end was removed" if last < number else None
 
@@ -73,8 +73,8 @@ def lost(ledger: Path) -> str | None:
     numbers = [kept["number"] for kept in counts if isinstance(kept, dict) and isinstance(kept.get("number"), int)]
     if not any(numbers) or not any(map(_is_of_a_ledger, ledger.parent.glob("*/*/run.json"))):
         return None
-    what = f"{shown(ledger)}: is {'empty' if is_there else 'gone'}, and had {max(numbers):,} lines"
-    return f"{what}: restore it (a backup, a publication's copy): without it no claim can be made of the runs beside it"
+    note = f"{shown(ledger)}: is {'empty' if is_there else 'gone'}, and had {max(numbers):,} lines"
+    return f"{note}: restore it (a backup, a publication's copy): without it no claim can be made of the runs beside it"
 
 
 def refuse_to_begin(ledger: Path, event: str, facts: Mapping[str, object]) -> None:

@@ -127,8 +127,8 @@ def peak_flops(run: Facts) -> float | None:
     """Dense peak FLOP/s of the run's slowest device in its dtype; None on a CPU and if a device is unknown."""
     gpus, dtype = run["environment"].get("gpus") or (), run["measured"].get("dtype")
     peaks = [peak_rates.peak_flops(gpu["name"], dtype) for gpu in gpus]
-    known = [peak for peak in peaks if peak is not None]
-    return min(known, default=None) if len(known) == len(peaks) else None
+    known_peaks = [peak for peak in peaks if peak is not None]
+    return min(known_peaks, default=None) if len(known_peaks) == len(peaks) else None
 
 
 def mfu_at_clock(flops_per_token: float | None, rate: float | None, run: Facts, peak: float | None) -> float | None:
@@ -201,8 +201,8 @@ def _best_within(run: Facts, steps: Sequence[StepRow], goal_metric: metric.Metri
 
 def step_past_budget(run: Facts, steps: Sequence[StepRow]) -> int | None:
     """Returns the first step that is known to exceed the goal's budget; None without one, or without a budget."""
-    known = within_budget(run, steps) if (run.get("goal") or {}).get("budget") else ()
-    return next((row["step"] for row, is_within in known if is_within is False), None)
+    checks = within_budget(run, steps) if (run.get("goal") or {}).get("budget") else ()
+    return next((row["step"] for row, is_within in checks if is_within is False), None)
 
 
 def within_budget(run: Facts, steps: Sequence[StepRow]) -> Iterator[tuple[StepRow, bool | None]]:
@@ -226,8 +226,8 @@ def within_budget(run: Facts, steps: Sequence[StepRow]) -> Iterator[tuple[StepRo
         if row is steps[-1] and train_s is not None:
             own_s = train_s
         used = {"time_s": own_s if row.get("train_s") is None else row["train_s"], "tokens": tokens, "flops": flops}
-        known = [amount <= most[unit] for unit in budget if (amount := used[unit]) is not None]
-        yield row, all(known) if len(known) == len(budget) else None
+        within = [amount <= most[unit] for unit in budget if (amount := used[unit]) is not None]
+        yield row, all(within) if len(within) == len(budget) else None
 
 
 def _last(steps: Sequence[StepRow], name: str) -> float | None:

@@ -33,10 +33,10 @@ FILES = ("run.json", "race.json")  # the path of such a file means its folder
 class Named(NamedTuple):
     """A name that the user typed, and what it means."""
 
-    word: str
+    text: str
     paths: list[Path]  # at least one; all exist
     arm: str | None = None  # ARM in RACE:ARM
-    by_id: bool = False  # whether the word is part of the paths' run ids
+    by_id: bool = False  # whether the text is part of the paths' run ids
 
     @property
     def race(self) -> Path | None:
@@ -54,8 +54,8 @@ class Named(NamedTuple):
         if self.sweep is not None:
             if folders := [point.folder for point in sweep.points(self.sweep) if point.folder is not None]:
                 return folders
-            raise ValueError(f"{self.word}: no run of this sweep is there: start it again, or restore them beside it")
-        return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)
+            raise ValueError(f"{self.text}: no run of this sweep is there: start it again, or restore them beside it")
+        return self.paths if self.race is None else _runs_of_race(self.text, self.race, self.arm)
 
     @property
     def sweep(self) -> Path | None:
@@ -70,43 +70,43 @@ class Named(NamedTuple):
     def path(self) -> Path:
         """The only file or folder.  Raises ValueError if there are several."""
         if len(self.paths) > 1:
-            what = f"is part of {len(self.paths)} run ids" if self.by_id else f"fits {len(self.paths)} paths"
-            raise ValueError(f"{self.word}: {what}, {self.paths[0].name} among them: ./run.sh table lists the runs")
+            problem = f"is part of {len(self.paths)} run ids" if self.by_id else f"fits {len(self.paths)} paths"
+            raise ValueError(f"{self.text}: {problem}, {self.paths[0].name} among them: ./run.sh table lists the runs")
         return self.paths[0]
 
 
 class Lookup:
     """Resolves names.  The run ids are read once, when the first name needs them."""
 
-    def find(self, word: str) -> Named:
+    def find(self, text: str) -> Named:
         """Resolves a name without commas.  Raises ValueError if nothing has this name."""
-        if not word:
+        if not text:
             raise ValueError("'': an empty word, or a comma too many, names no run: ./run.sh table lists the runs")
-        if paths := _paths(word):
-            return Named(word, paths)
+        if paths := _paths(text):
+            return Named(text, paths)
         for folders in (self._own, self._published):
-            names = [word] if word in folders else sorted(name for name in folders if word in name)
+            names = [text] if text in folders else sorted(name for name in folders if text in name)
             if names:
-                return Named(word, [Path(folders[name]) for name in names], by_id=True)
-        if race := _race(word):
-            return Named(word, [race])
-        if sweep_found := _one_with(word, sweep.folders(), "sweep"):
-            return Named(word, [sweep_found])
-        name, _, arm = word.rpartition(":")
+                return Named(text, [Path(folders[name]) for name in names], by_id=True)
+        if race := _race(text):
+            return Named(text, [race])
+        if sweep_found := _one_with(text, sweep.folders(), "sweep"):
+            return Named(text, [sweep_found])
+        name, _, arm = text.rpartition(":")
         if name and arm and (race := _race(name)):
-            return Named(word, [race], arm)
+            return Named(text, [race], arm)
         races = [path.name for root in race_roots() for path in root.glob("*") if _has(path, *OF_RACES)]
         ids = [*self._own, *self._published, *races, *(folder.name for folder in sweep.folders())]
-        near = difflib.get_close_matches(word, ids, n=3, cutoff=0.75)
+        near = difflib.get_close_matches(text, ids, n=3, cutoff=0.75)
         question = f"did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
-            f"{word}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
+            f"{text}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
             f"{question}./run.sh table lists the runs{_known_sweeps()}"
         )
 
     def find_all(self, names: Iterable[str]) -> list[Named]:
         """Resolves names and lists of names with commas.  Raises ValueError if nothing has one of the names."""
-        lists = (word.split(",") if "," in word and not _paths(word) else [word] for word in names)
+        lists = (name.split(",") if "," in name and not _paths(name) else [name] for name in names)
         return [self.find(part) for parts in lists for part in parts]
 
     @functools.cached_property
@@ -123,19 +123,19 @@ def find(names: Iterable[str]) -> list[Named]:
     return Lookup().find_all(names)
 
 
-def folder(word: str) -> Path:
+def folder(name: str) -> Path:
     """Returns the folder that a name means.  Raises ValueError if it means none, several, or a file."""
-    path = Lookup().find(word).path
+    path = Lookup().find(name).path
     if not path.is_dir():
-        raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
+        raise ValueError(f"{name}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
     return path
 
 
-def sweep_folder(word: str) -> Path:
+def sweep_folder(name: str) -> Path:
     """Returns the folder of the sweep that a name means.  Raises ValueError if it means none."""
-    folder = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
+    folder = Lookup().find(name).sweep or _one_with(name, sweep.folders(), "sweep")
     if folder is None:
-        raise ValueError(f"{word}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
+        raise ValueError(f"{name}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
     return folder
 
 
@@ -145,20 +145,20 @@ def runs(names: Iterable[str]) -> list[Path]:
     for named in find(names):
         below = list(run_folder.find_runs(named.holders))
         if not below:
-            raise ValueError(f"{named.word}: there is no run.json in or below it: ./run.sh table lists the runs")
+            raise ValueError(f"{named.text}: there is no run.json in or below it: ./run.sh table lists the runs")
         folders += below
     return list(dict.fromkeys(folders))
 
 
-def _paths(word: str) -> list[Path]:
+def _paths(pattern: str) -> list[Path]:
     """Returns the path with this name, or those that match this glob; [] if there are none."""
-    name = os.path.expanduser(word)
+    name = os.path.expanduser(pattern)
     bases: tuple[str | Path, ...] = (working_folder(), REPO, results_root())
     for base in (*bases, *race_roots()):
         path = Path(base, name)
         if path.exists():
             return [path.parent if path.name in FILES and path.is_file() else path]
-    if glob.has_magic(word):
+    if glob.has_magic(pattern):
         for base in bases:
             if fitting := sorted(glob.glob(os.path.join(base, name), recursive=True)):
                 return [Path(path) for path in fitting]
@@ -169,21 +169,21 @@ def _has(folder: Path, *names: str) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def _race(word: str) -> Path | None:
+def _race(name: str) -> Path | None:
     """Returns the folder of the race with this path or part of an id, or None.  Raises ValueError if several fit."""
-    for path in _paths(word):
+    for path in _paths(name):
         return path if _has(path, *OF_RACES) else None
     for root in race_roots():
-        if race := _one_with(word, [path for path in sorted(root.glob("*")) if _has(path, *OF_RACES)], "race"):
+        if race := _one_with(name, [path for path in sorted(root.glob("*")) if _has(path, *OF_RACES)], "race"):
             return race
     return None
 
 
-def _one_with(word: str, folders: Iterable[Path], kind: str) -> Path | None:
-    """Returns the folder whose name contains the word, or None.  Raises ValueError if there are several."""
-    fitting = [folder for folder in folders if word in folder.name]
+def _one_with(part: str, folders: Iterable[Path], kind: str) -> Path | None:
+    """Returns the folder whose name contains the part, or None.  Raises ValueError if there are several."""
+    fitting = [folder for folder in folders if part in folder.name]
     if len(fitting) > 1:
-        raise ValueError(f"{word}: is part of {len(fitting)} {kind} ids: {', '.join(path.name for path in fitting)}")
+        raise ValueError(f"{part}: is part of {len(fitting)} {kind} ids: {', '.join(path.name for path in fitting)}")
     return fitting[0] if fitting else None
 
 
@@ -193,7 +193,7 @@ def _known_sweeps() -> str:
     return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{omitted}" if names else ""
 
 
-def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
+def _runs_of_race(path_or_id: str, folder: Path, arm: str | None) -> list[Path]:
     """Returns the run folders of a race or of one arm, without warm-up runs.  Raises ValueError if none exists.
 
     A race that has not ended has no race.json; its runs are those whose records name it.
@@ -206,11 +206,11 @@ def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
         for row in sorted(counting.values(), key=lambda row: row["run_id"]):
             arms.setdefault(str(row["arm"]), []).append(f"{row['track']}/{row['run_id']}")
     if arm is not None and arm not in arms:
-        raise ValueError(f"{word}: the race has no arm {arm}; choose from {', '.join(sorted(arms))}")
+        raise ValueError(f"{path_or_id}: the race has no arm {arm}; choose from {', '.join(sorted(arms))}")
     runs = [run for name in arms if arm in (None, name) for run in arms[name]]
     folders = [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
     if not folders:
-        raise ValueError(f"{word}: none of the {len(runs)} runs of this race is there: restore them beside it")
+        raise ValueError(f"{path_or_id}: none of the {len(runs)} runs of this race is there: restore them beside it")
     return folders
 
 

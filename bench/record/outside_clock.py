@@ -52,7 +52,7 @@ def clock_from_edges(
     scheduled.  The last pause may end with the clock instead of with GO.
     """
     saves_s, edges = _without_saves(edges)
-    kinds = [word for _, _, word in edges]
+    kinds = [kind for _, _, kind in edges]
     num_pauses = kinds.count(PAUSE)
     series = [START, *[PAUSE, GO] * num_pauses]
     if kinds not in ([*series, STOP], [*series[:-1], STOP] if num_pauses else None):
@@ -86,12 +86,12 @@ def joined(clocks: Sequence[Clock | None], claimed_train_s: float) -> Clock:
         if clock is None or clock["unknown"]:
             why = clock["unknown"] if clock else "its launcher was killed, or its ranks ended without a checkpoint"
             return unknown("edges", f"segment {number} has no second clock: {why}", claimed_train_s)
-    known = cast(Sequence[dict[str, Any]], clocks)
+    whole = cast(Sequence[dict[str, Any]], clocks)
     names = ("outside_s", "outside_train_s", "outside_validations_s", "frozen_s")
-    sums = {name: sum(clock[name] for clock in known) for name in names}
-    both = {"claimed_train_s": claimed_train_s, "reader_late_s": max(clock["reader_late_s"] for clock in known)}
-    validations_s = [second for clock in known for second in clock["validations_s"]]
-    return cast(Clock, {**known[0], **sums, **both, "validations_s": validations_s})
+    sums = {name: sum(clock[name] for clock in whole) for name in names}
+    both = {"claimed_train_s": claimed_train_s, "reader_late_s": max(clock["reader_late_s"] for clock in whole)}
+    validations_s = [second for clock in whole for second in clock["validations_s"]]
+    return cast(Clock, {**whole[0], **sums, **both, "validations_s": validations_s})
 
 
 def clock_from_times(

@@ -71,17 +71,17 @@ def is_open(results: Path, race_id: str) -> bool:
     return (race / "plan.json").is_file() and not (race / "race.json").is_file()
 
 
-def what(arm: Mapping[str, Any]) -> str:
+def describe(arm: Mapping[str, Any]) -> str:
     """Describes an arm of a plan or of race.json: its overrides and its revision."""
     rev = arm.get("rev")
     return (" ".join(arm.get("overrides") or ()) or "the default") + ("" if rev is None else f" at {rev}")
 
 
 def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Returns {name: what() of the arm}, without the overrides that all arms share."""
+    """Returns {name: describe() of the arm}, without the overrides that all arms share."""
     common = shared(arms)
-    own = {name: [word for word in arm.get("overrides") or [] if word not in common] for name, arm in arms.items()}
-    return {name: what({**arm, "overrides": own[name]}) for name, arm in arms.items()}
+    own = {name: [text for text in arm.get("overrides") or [] if text not in common] for name, arm in arms.items()}
+    return {name: describe({**arm, "overrides": own[name]}) for name, arm in arms.items()}
 
 
 def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:

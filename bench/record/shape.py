@@ -85,8 +85,8 @@ def world_sizes(run: Facts) -> list[int | None]:
 
 def schema() -> Section:
     """Reads run.schema.json."""
-    known: Section = json.loads(SCHEMA.read_text())
-    return known
+    document: Section = json.loads(SCHEMA.read_text())
+    return document
 
 
 @functools.cache

@@ -91,8 +91,8 @@ def read(folder: Path | str, strict: bool = False, name: str = STEPS) -> list[St
             row = {name: _column(name, [cell])[0] for name, cell in zip(columns, line.split(","), strict=True)}
             if row["step"] is None or (strict and row["step"] in rows):
                 raise ValueError
-            known = {name: value for name, value in row.items() if value not in (None, "")}
-            rows.setdefault(row["step"], row).update(known)
+            filled = {name: value for name, value in row.items() if value not in (None, "")}
+            rows.setdefault(row["step"], row).update(filled)
         except (ValueError, KeyError):
             if strict:
                 raise ValueError(f"{path}: line {number} is damaged or repeated: {line[:60]!r}") from None

@@ -113,9 +113,9 @@ class Store(Database):
         self._read_now = set[Place]()  # runs whose rows were read from their folders by this object
         self._num_changes, self._checks_all = 0, False
         with row_reader.no_garbage_collection():
-            known = self._load()
-            super().__init__(known)
-            if known is None:
+            database = self._load()
+            super().__init__(database)
+            if database is None:
                 self.db.executemany("INSERT INTO _facts VALUES (?, ?)", self._identity().items())
             self._folders: dict[str, tuple[int, str | None]] = {
                 path: (id, signature) for id, path, signature in self.db.execute("SELECT * FROM _folders")
@@ -139,10 +139,10 @@ class Store(Database):
                 trusted = (0, os.stat(owner).st_uid) if owner else ()
                 files.append((plain_file.opened(path, plain_file.MAX_LINES_BYTES), trusted))
         newest_first = sorted(files, key=lambda item: os.fstat(item[0].fileno()).st_mtime_ns, reverse=True)
-        known = None
+        trusted_db = None
         for file, trusted in newest_first:
             with file, contextlib.suppress(sqlite3.Error, OSError, ValueError):
-                if known is None and plain_file.is_own(file, trusted):
+                if trusted_db is None and plain_file.is_own(file, trusted):
                     with contextlib.ExitStack() as unless_known:
                         db = sqlite3.connect(":memory:", isolation_level=None)
                         unless_known.callback(db.close)
@@ -150,9 +150,9 @@ class Store(Database):
                         database.check_tables(db)
                         facts = dict(db.execute("SELECT name, value FROM _facts").fetchall())
                         if facts.items() >= self._identity().items():
-                            known = db
+                            trusted_db = db
                             unless_known.pop_all()
-        return known
+        return trusted_db
 
     def _identity(self) -> dict[str, str]:
         """Returns facts that a file must contain: they show that this code made it for this folder, not for a copy."""
@@ -221,8 +221,8 @@ class Store(Database):
             is_run = "folder = (SELECT id FROM _folders WHERE path = ?) AND dir = ?"
             again = f"UPDATE _rows SET signature = NULL WHERE {is_run}"
             self.db.executemany(again, [(folder, name) for folder, _, name in ended])
-        known = json.dumps([start + len(content), hashlib.sha256(content[-TAIL_BYTES:]).hexdigest()])
-        self.db.execute("INSERT OR REPLACE INTO _facts VALUES ('ledger', ?)", [known])
+        position = json.dumps([start + len(content), hashlib.sha256(content[-TAIL_BYTES:]).hexdigest()])
+        self.db.execute("INSERT OR REPLACE INTO _facts VALUES ('ledger', ?)", [position])
 
     def _ledger_from(self, start: int) -> tuple[int, bytes]:
         """Returns (offset, the complete lines of the ledger from there on); no lines without a ledger."""
@@ -243,14 +243,14 @@ class Store(Database):
             self._expect(parent, os.path.basename(path))
             self.db.execute("DELETE FROM _folders WHERE path = ?", [self._relative(path)])
             return
-        number, known = self._folder(path)
+        number, old_signature = self._folder(path)
         self.db.execute("INSERT OR IGNORE INTO temp._scope VALUES (?)", [number])
         signature = f"{stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-        if known == signature:
+        if old_signature == signature:
             below = self._below.get(self._relative(path), ())
             folders = [row_reader.absolute(self.home, name) for name in below if _is_searched(os.path.basename(name))]
         else:
-            self._checks_all |= known is not None and known.partition(" ")[0] != str(stat.st_ino)
+            self._checks_all |= old_signature is not None and old_signature.partition(" ")[0] != str(stat.st_ino)
             folders = self._scan(path, number, signature if row_reader.is_settled(stat) else None)
         for folder in folders:
             self._visit(folder, number)
@@ -265,7 +265,7 @@ class Store(Database):
         except OSError as error:
             self._on_error(f"{path}: cannot be read ({error.strerror})")
             return []
-        known = {name for (name,) in self.db.execute("SELECT dir FROM _rows WHERE folder = ?", [number])}
+        listed = {name for (name,) in self.db.execute("SELECT dir FROM _rows WHERE folder = ?", [number])}
         names, folders = set[str](), list[str]()
         for entry in entries:
             if (shown := plain_file.name_in_utf8(entry.path)) != entry.path or entry.is_symlink():
@@ -274,12 +274,12 @@ class Store(Database):
                     self._on_error(f"{shown}: its name is not UTF-8: give it another")
                 elif os.path.exists(f"{entry.path}/run.json"):
                     self._on_error(f"{entry.path}: is a link, which is not followed: name it, or move the run here")
-            elif entry.name in known:
+            elif entry.name in listed:
                 names.add(entry.name)
             elif entry.is_dir():
                 is_run = os.path.exists(f"{entry.path}/run.json")
                 self._expect(number, entry.name) if is_run else folders.append(entry.path)
-        gone = known - names
+        gone = listed - names
         self.db.executemany("DELETE FROM _rows WHERE folder = ? AND dir = ?", [(number, name) for name in gone])
         self._num_changes += len(gone)
         self._sign(path, number, signature)
@@ -311,9 +311,9 @@ class Store(Database):
             self.db.execute("DELETE FROM temp._chosen")
             self.db.execute(f"INSERT INTO temp._chosen SELECT _id FROM temp._all WHERE {condition}", values)
             kept = self.db.execute(f"SELECT f.path, r.dir, r.signature FROM {JOINED} WHERE {CHOSEN}")
-            places = (((row_reader.absolute(self.home, folder), name), known) for folder, name, known in kept)
-            unread = ((place, known) for place, known in places if place not in self._read_now)
-            stale = {place for place, known in unread if row_reader.signature(place)[0] != known}
+            places = (((row_reader.absolute(self.home, folder), name), before) for folder, name, before in kept)
+            unread = ((place, before) for place, before in places if place not in self._read_now)
+            stale = {place for place, before in unread if row_reader.signature(place)[0] != before}
             self._read_again(stale)
             if stale:
                 self._show()
@@ -368,9 +368,9 @@ class Store(Database):
         number, any_kind = (int, float), (int, float, str)
         types: dict[str, tuple[type, tuple[type, ...]]]
         types = {"BOOLEAN": (bool, number), "REAL": (float, number), "ANY": (str, any_kind)}
-        for name, (make, known) in ((name, types[kinds[name]]) for name in names if kinds[name] in types):
+        for name, (make, python_type) in ((name, types[kinds[name]]) for name in names if kinds[name] in types):
             for row in rows:
-                row[name] = make(row[name]) if isinstance(row[name], known) else None
+                row[name] = make(row[name]) if isinstance(row[name], python_type) else None
         return rows
 
     def folders(self) -> list[str]:

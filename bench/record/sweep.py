@@ -80,7 +80,7 @@ def id_of(overrides: Iterable[str], source_sha256: str) -> str:
 
     As with a config_id, the price of the hardware does not matter.
     """
-    settings = sorted(word for word in overrides if not word.lstrip("+").startswith("hardware.price_usd_per_hour="))
+    settings = sorted(text for text in overrides if not text.lstrip("+").startswith("hardware.price_usd_per_hour="))
     return f"sweep-{hashlib.sha256(json.dumps([settings, source_sha256]).encode()).hexdigest()[:8]}"
 
 
@@ -194,12 +194,12 @@ def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
 def its_own(overrides: Sequence[str], points: Iterable[Sequence[str]]) -> str:
     """Returns the overrides of a point in which the points differ, as text; all of them if they do not differ."""
     differing = axes([overrides, *points])
-    return " ".join([word for word in overrides if word.partition("=")[0] in differing] or overrides)
+    return " ".join([override for override in overrides if override.partition("=")[0] in differing] or overrides)
 
 
 def values(overrides: Iterable[str]) -> dict[str, Any]:
     """Parses overrides into {key: value}, with numbers as numbers."""
-    return {key: config_overrides.value_of(text) for key, _, text in (word.partition("=") for word in overrides)}
+    return {key: config_overrides.value_of(text) for key, _, text in (pair.partition("=") for pair in overrides)}
 
 
 # ---- finding
@@ -210,15 +210,15 @@ def folders(results: Path | str | None = None) -> list[Path]:
     return sorted(path.parent for path in Path(results or results_root()).glob(f"{FOLDER}/*/{NAME}"))
 
 
-def chosen(rows: Sequence[RowT], word: str, known: Iterable[str]) -> list[RowT]:
+def chosen(rows: Sequence[RowT], part: str, own_ids: Iterable[str]) -> list[RowT]:
     """Returns the rows of the runs of a sweep: those with its id and those in its points.jsonl.
 
-    word: part of the id; known: ids in records.  Raises ValueError if it is part of no id, or of several.
+    part: of the id; own_ids: those in records.  Raises ValueError if it is part of no id, or of several.
     """
-    ids = sorted({folder.name for folder in folders()} | set(known))
-    fitting = [word] if word in ids else [sweep_id for sweep_id in ids if word in sweep_id]
+    ids = sorted({folder.name for folder in folders()} | set(own_ids))
+    fitting = [part] if part in ids else [sweep_id for sweep_id in ids if part in sweep_id]
     if len(fitting) != 1:
-        what = f"is part of {len(fitting)} ids" if fitting else "there is no such sweep"
-        raise ValueError(f"--sweep {word}: {what}; choose from {', '.join(fitting or ids) or 'none: run -m makes one'}")
+        why = f"is part of {len(fitting)} ids" if fitting else "there is no such sweep"
+        raise ValueError(f"--sweep {part}: {why}; choose from {', '.join(fitting or ids) or 'none: run -m makes one'}")
     members = {Path(line["folder"]).name for line in _lines(results_root() / FOLDER / fitting[0])}
     return [row for row in rows if row["sweep_id"] == fitting[0] or row["run_id"] in members]

@@ -46,25 +46,25 @@ def validity(run: Facts) -> tuple[str, list[str]]:
         return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: {sees}"]
     implausible = (run.get("goal") or {}).get("implausible_val_loss")
     if implausible is not None and val_loss < implausible:
-        what = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
-        return "invalid", [f"{what}: {sees} (track.rules.implausible_val_loss)", *doubts]
+        reason = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
+        return "invalid", [f"{reason}: {sees} (track.rules.implausible_val_loss)", *doubts]
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
-        what = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
-        return "invalid", [f"{what}, so that no time of it was measured", *doubts]
+        reason = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
+        return "invalid", [f"{reason}, so that no time of it was measured", *doubts]
     if wrong := [*_faults_of_model(run), *faults_of_run(run)[0]]:
         return "invalid", [*wrong, *doubts]
     doubts += contestant_doubts(run)
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1
-        what = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
-        doubts.append(f"{what}: its loss counts, its times are not those of a machine of its own")
+        reason = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
+        doubts.append(f"{reason}: its loss counts, its times are not those of a machine of its own")
     if why := broken_time(run):
         doubts.append(why)
     if is_busy(run):
         foreign = run["measured"]["foreign_cpu_cores"]
         named = [f"{program['name']} {program['cpu_cores']:.2f}" for program in run.get("foreign_programs") or ()]
-        what = f"{BUSY} {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})"
-        doubts.append(f"{what}: {', '.join(named)}" if named else what)
+        reason = f"{BUSY} {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})"
+        doubts.append(f"{reason}: {', '.join(named)}" if named else reason)
     elif run["hardware"]["device"] == "cpu" and run["measured"].get("foreign_cpu_cores") is None:
         doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
     return ("suspect", doubts) if doubts else ("valid", [])
@@ -77,10 +77,10 @@ def broken_time(run: Facts) -> str | None:
     segments, num_checkpoints = run.get("segments") or (), run["measured"].get("num_checkpoints") or 0
     if (run.get("goal") or {}).get("may_resume") or not (segments or num_checkpoints):
         return None
-    what = f"its clock paused for {num_checkpoints} checkpoints"
+    reason = f"its clock paused for {num_checkpoints} checkpoints"
     if segments:
-        what = f"it was trained in {len(segments)} segments"
-    return f"{what}: its loss counts, its time is not one without a break (track.rules.may_resume)"
+        reason = f"it was trained in {len(segments)} segments"
+    return f"{reason}: its loss counts, its time is not one without a break (track.rules.may_resume)"
 
 
 def is_busy(run: Facts) -> bool:
@@ -228,11 +228,11 @@ def _unknown(checked: Section, where: str) -> str | None:
 
 def _impossible(checked: Section, vocab_size: int) -> str | None:
     """Returns a sentence if the loss on uniformly random tokens is too low for a causal model: stats.log_e_value()."""
-    known = [value for value in (checked["claimed_nats"], checked["from_logits_nats"]) if value is not None]
+    losses = [value for value in (checked["claimed_nats"], checked["from_logits_nats"]) if value is not None]
     num_tokens, least = checked["num_tokens"], stats.least_nats(math.log(vocab_size), checked["num_tokens"])
-    if not known or stats.log_e_value(math.log(vocab_size), min(known), num_tokens) < stats.MIN_LOG_E_VALUE:
+    if not losses or stats.log_e_value(math.log(vocab_size), min(losses), num_tokens) < stats.MIN_LOG_E_VALUE:
         return None
-    loss = f"its loss on {num_tokens} random tokens is {min(known):.4f} (standard error {checked['se_nats']:.4f})"
+    loss = f"its loss on {num_tokens} random tokens is {min(losses):.4f} (standard error {checked['se_nats']:.4f})"
     return f"{loss}, and a causal model is below {least:.4f} at most once in a million: future tokens or targets leak"
 
 

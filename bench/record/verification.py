@@ -123,8 +123,8 @@ def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
         "target_val_loss": (config.goal.target_val_loss, goal.get("target_val_loss")),
         "target_gap_nats": (config.goal.target_gap_nats, goal.get("target_gap_nats")),
     }
-    unequal = [(what, *pair) for what, pair in pairs.items() if pair[0] != pair[1]]
-    wrong = [f"{what}: {there!r}, but the record says {here!r}" for what, there, here in unequal]
+    unequal = [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+    wrong = [f"{name}: {found!r}, but the record says {recorded!r}" for name, found, recorded in unequal]
     path = files.folder / "environment.json"
     env = json_file.read(path) if path.exists() and not run.get("segments") else {}
     others = [key for key, fact in run["environment"].items() if key != "gpus" and env.get(key, fact) != fact]
@@ -146,10 +146,10 @@ def artifacts_are_unchanged(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Every listed file exists, with the recorded size and sha256 (whole folders that git ignores may be missing)."""
     tops = {artifact["path"].partition("/")[0] for artifact in run["artifacts"] if artifact["role"] in LOCAL_ROLES}
     absent = sorted(top for top in tops if not (files.folder / top).exists())
-    here = [artifact for artifact in run["artifacts"] if artifact["path"].partition("/")[0] not in absent]
-    wrong = [change for artifact in here if (change := _change(files.folder, artifact))]
+    present = [artifact for artifact in run["artifacts"] if artifact["path"].partition("/")[0] not in absent]
+    wrong = [change for artifact in present if (change := _change(files.folder, artifact))]
     note = f"; not here, as in a clone: {', '.join(absent)}" if absent else ""
-    return not wrong, "; ".join(wrong) or f"{len(here)} files{note}"
+    return not wrong, "; ".join(wrong) or f"{len(present)} files{note}"
 
 
 def _change(folder: Path, artifact: Section) -> str | None:
@@ -176,8 +176,8 @@ def nothing_is_unrecorded(files: RunFiles, run: Record) -> tuple[bool, str]:
     needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # others may lack steps
     missing = needed - listed
     not_kept = tuple(run.get("not_kept") or ())
-    known = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
-    names = map(plain_file.name_in_utf8, known)
+    paths = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
+    names = map(plain_file.name_in_utf8, paths)
     unlisted = [name for name in names if not any(name == of or name.startswith(f"{of}/") for of in not_kept)]
     sentences = [f"{path} is not listed" for path in unlisted + sorted(missing)]
     lost = f", {len(not_kept)} could not be kept" if not_kept else ""

@@ -278,8 +278,8 @@ def _to_mlflow(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     tags = {f"speedrun.{key}": value for key, value in exported.tags.items()}
     points = exported.points + [(*exported.points[-1][:2], exported.final)] if exported.points else []
     start_ms, end_ms = (round(1e3 * points[index][1]) if points else None for index in (0, -1))
-    made = client.create_run(experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags)
-    run_id = made.info.run_id
+    mlflow_run = client.create_run(experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags)
+    run_id = mlflow_run.info.run_id
     values = [(key, value, round(1e3 * at_s), step) for step, at_s, by_key in points for key, value in by_key.items()]
     for start in range(0, len(values), MLFLOW_BATCH):
         client.log_batch(run_id, metrics=[Metric(*value) for value in values[start : start + MLFLOW_BATCH]])

@@ -35,14 +35,14 @@ def _some(rows: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
 
 def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence[T]:
     """Returns make(folder) of each run folder; damaged records are reported and skipped.  ValueError if all are."""
-    made, folders = [], list(folders)
+    exports, folders = [], list(folders)
     for folder in folders:
         try:
             with reading_record(folder):
-                made.append(make(folder))
+                exports.append(make(folder))
         except Damaged as error:
             named.report_excluded("export", str(error))
-    return _some(made, folders)
+    return _some(exports, folders)
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -182,8 +182,8 @@ def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
     config = yaml_file.read(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
     num_steps: int | None = (config.get("goal") or {}).get("num_steps")
     if num_steps is None:
-        what = f"status={run['status']}, and it does not say how many steps it was to have"
-        raise ValueError(f"{run['run_id']}: {what}: export it --to csv")
+        problem = f"status={run['status']}, and it does not say how many steps it was to have"
+        raise ValueError(f"{run['run_id']}: {problem}: export it --to csv")
     return num_steps
 
 

@@ -51,14 +51,14 @@ def export(url: str, store: Store, steps: Table | None = None) -> tuple[str, lis
     except ImportError:
         hint = "pip install 'psycopg[binary]>=3.2' into the Python that runs this"
         raise ValueError(f"--to postgres: it needs psycopg: {hint}") from None
-    known = {name: TYPES[kind] for name, kind in (KINDS | store.settings).items() if kind in TYPES}
+    kinds_of_runs = {name: TYPES[kind] for name, kind in (KINDS | store.settings).items() if kind in TYPES}
     kinds_of_steps = {} if steps is None else _kinds_of_steps(steps)
-    left_out = sorted(name for name in known | kinds_of_steps if not _is_possible(name))
+    left_out = sorted(name for name in kinds_of_runs | kinds_of_steps if not _is_possible(name))
     try:
         password = _password(url)
         with psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_S) as db:
             db.execute(TURNS)
-            counts = [_put(db, "runs", known, store.listing())]
+            counts = [_put(db, "runs", kinds_of_runs, store.listing())]
             if steps is not None:
                 counts.append(_put(db, "steps", kinds_of_steps, steps))
             target = db.info.dbname
@@ -125,13 +125,13 @@ def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
     primary = ", ".join(map(quoted, KEYS[table]))
     if db.execute("SELECT to_regclass(%s)", [table]).fetchone()[0] is None:  # the user may lack the right to create
         db.execute(f"CREATE TABLE {table} ({', '.join(key)}, PRIMARY KEY ({primary}))")
-    known: dict[str, str] = dict(db.execute(COLUMNS, [table]).fetchall())
-    changes = {name: _wider(known.get(name), kind) for name, kind in kinds.items()}
-    changes = {name: kind for name, kind in changes.items() if kind != known.get(name)}
+    existing: dict[str, str] = dict(db.execute(COLUMNS, [table]).fetchall())
+    changes = {name: _wider(existing.get(name), kind) for name, kind in kinds.items()}
+    changes = {name: kind for name, kind in changes.items() if kind != existing.get(name)}
     if changes:
         parts = [
             f"ADD COLUMN {quoted(name)} {kind}"
-            if name not in known
+            if name not in existing
             else f"ALTER COLUMN {quoted(name)} TYPE {kind} USING {quoted(name)}::{kind}"
             for name, kind in changes.items()
         ]
@@ -142,20 +142,20 @@ def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
                 "CREATE OR REPLACE VIEW metrics AS SELECT r.run_id, m.metric, m.value FROM runs r, "
                 f"LATERAL (VALUES {metric_values}) AS m (metric, value) WHERE m.value IS NOT NULL"
             )
-    return known | changes
+    return existing | changes
 
 
 def _number(kind: str) -> str:
     return "int::double precision" if kind == "boolean" else "double precision"
 
 
-def _wider(known: str | None, kind: str) -> str:
+def _wider(current: str | None, kind: str) -> str:
     """Returns the type that holds both kinds; a type that the lab has chosen itself is kept."""
-    if known in (None, kind):
+    if current in (None, kind):
         return kind
-    if known not in TYPES.values():
-        return str(known)
-    return "double precision" if {known, kind} == {"bigint", "double precision"} else "text"
+    if current not in TYPES.values():
+        return str(current)
+    return "double precision" if {current, kind} == {"bigint", "double precision"} else "text"
 
 
 def _cell(value: Any, kind: str) -> Any:
@@ -168,6 +168,6 @@ def _cell(value: Any, kind: str) -> Any:
         with contextlib.suppress(ValueError):
             return json.dumps(json.loads(NUL.sub(r"\1", value), parse_constant=lambda name: None))
         return None
-    known = HELD.get(kind)
-    is_held = (known is None or isinstance(value, known)) and (kind != "bigint" or value in INT64)
+    python_type = HELD.get(kind)
+    is_held = (python_type is None or isinstance(value, python_type)) and (kind != "bigint" or value in INT64)
     return value if is_held else None

@@ -101,16 +101,16 @@ class Form:
             if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # the first step again: a new run
                 runs.append({})
             latest = row["step"]
-            known = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
-            if "train_time_ms" in row and "train_time_ms" not in known:
-                known["train_time_ms"] = math.inf  # Run reports it as impossible
-            if any(name in row and name not in known for name in LOSSES):
-                known["diverged"] = 1
-            runs[-1].setdefault(latest, {}).update(known)  # a resumed run repeats steps
+            finite = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
+            if "train_time_ms" in row and "train_time_ms" not in finite:
+                finite["train_time_ms"] = math.inf  # Run reports it as impossible
+            if any(name in row and name not in finite for name in LOSSES):
+                finite["diverged"] = 1
+            runs[-1].setdefault(latest, {}).update(finite)  # a resumed run repeats steps
         matches = ((name, pattern.search(text)) for name, pattern in self.facts.items())
         facts = {name: match[match.re.groups] for name, match in matches if match}
-        made = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
-        return made, {"unmatched": unmatched, "num_repeated": 0}
+        logged = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
+        return logged, {"unmatched": unmatched, "num_repeated": 0}
 
 
 def as_number(text: str) -> float | None:
@@ -157,8 +157,8 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
     batch_tokens = as_number(facts["batch_tokens"]) if "batch_tokens" in facts else None
     if "num_tokens" in facts:
         batch_tokens = to_float(facts["num_tokens"]) / last
-    known = {"gpu_name": facts.get("gpu_name"), "peak_mib": max(peaks_mib, default=None)}
-    known |= {"seed": int(facts["seed"])} if "seed" in facts else {}
+    measured = {"gpu_name": facts.get("gpu_name"), "peak_mib": max(peaks_mib, default=None)}
+    measured |= {"seed": int(facts["seed"])} if "seed" in facts else {}
     return Run(
         number=number,
         columns=columns,
@@ -172,7 +172,7 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
         step_avg_ms=None,
         step_avg_meaning=meaning if timed else None,
         num_untimed_steps=num_untimed if timed else 0,
-        facts=known | {"world_size": int(facts["world_size"]) if "world_size" in facts else None},
+        facts=measured | {"world_size": int(facts["world_size"]) if "world_size" in facts else None},
         model=form.name,
         metric=form.metric if values_of(form.metric) else "val_loss",
         headline={"val_bpb": str(validated[0]["val_bpb"])} if validated and "val_bpb" in validated[0] else {},

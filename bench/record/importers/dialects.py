@@ -108,8 +108,8 @@ def read_yaml(path: str, where: str) -> Patterns:
     try:
         described = yaml_file.read(path)
     except Damaged as error:
-        known = f"give one of {', '.join(NAMES)}, or a yaml of patterns"
-        raise ValueError(f"{where}: cannot be read ({error}): {known}") from None
+        hint = f"give one of {', '.join(NAMES)}, or a yaml of patterns"
+        raise ValueError(f"{where}: cannot be read ({error}): {hint}") from None
     if not {"step", "val"} & set(described) or set(described) - {"step", "val", "first_step"}:
         raise ValueError(f"{where}: give the patterns step and val, and first_step: 0 where it counts from 0")
     first_step = described.get("first_step", 1)
@@ -159,17 +159,17 @@ def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
     paths: paths and globs from the user.  Raises ValueError if one names no log.
     """
     folder_of: dict[Path, Path | None] = {}
-    for word in paths:
-        matches = sorted(glob.glob(str(word), recursive=True))
-        named = [Path(word)] if os.path.exists(word) else [Path(path) for path in matches]
+    for argument in paths:
+        matches = sorted(glob.glob(str(argument), recursive=True))
+        named = [Path(argument)] if os.path.exists(argument) else [Path(path) for path in matches]
         if not named:
             hint = f"give logs ({', '.join(SUFFIXES)}) or folders of them"
-            raise ValueError(f"{word}: no such file or folder; {hint}")
+            raise ValueError(f"{argument}: no such file or folder; {hint}")
         for path in named:
             below = _below(path) if path.is_dir() else [path]
             if not below and len(named) == 1:
                 why = f"none of its files ends in {', '.join(SUFFIXES)}"
-                raise ValueError(f"{word}: it holds no log: {why}; name a file to read that file anyway")
+                raise ValueError(f"{argument}: it holds no log: {why}; name a file to read that file anyway")
             for file in below:
                 folder_of.setdefault(Path(os.path.realpath(file)), path.resolve() if path.is_dir() else None)
     return list(folder_of.items())

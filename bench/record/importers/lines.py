@@ -149,11 +149,11 @@ def _metrics(
     metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
     indices = index_of[[*common]]
     for name, texts in zip(COMMON.groupindex, zip(*(match.groups() for match in common.values()))):
-        known = [number is not None for number in texts]
-        if any(known):
+        is_number = [number is not None for number in texts]
+        if any(is_number):
             values = np.array([float(number) for number in texts if number is not None])
             column, values = ("train_time_ms", np.round(values * 1e3, 6)) if name == "train_time_s" else (name, values)
-            metrics.columns[COLUMN_OF.get(column, column)][indices[known]] = values
+            metrics.columns[COLUMN_OF.get(column, column)][indices[is_number]] = values
     mask = np.ones(len(line_numbers), bool)
     for number, line in metric_lines.items():
         index = int(index_of[number])
@@ -245,7 +245,7 @@ def _read_fields(line: bytes, index: int, metrics: Metrics) -> str | None:
 
 
 def _texts(fields: Iterable[bytes]) -> dict[str, str]:
-    return dict(word.decode("utf-8", "replace").split(":", 1) for word in fields)
+    return dict(part.decode("utf-8", "replace").split(":", 1) for part in fields)
 
 
 def _number(text: bytes) -> float | None:

@@ -174,11 +174,11 @@ def _run(metrics: Metrics, span: range, facts: dict[str, Any], source: str | Non
 
 def _meaning(columns: Columns) -> str | None:
     """Returns the one of MEANINGS that the printed step_avg has; None if it was not printed or none fits."""
-    known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
-    if not known.any():
+    is_usable = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
+    if not is_usable.any():
         return None
     names = ("step", "train_time_ms", "step_avg_ms", "val_loss")
-    step, time_ms, printed, val_loss = (columns[name][known] for name in names)
+    step, time_ms, printed, val_loss = (columns[name][is_usable] for name in names)
     late, is_val = step > 2 * UNTIMED_STEPS, ~np.isnan(val_loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         averages = (

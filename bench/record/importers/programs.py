@@ -133,7 +133,7 @@ class KempnerForge(Form):
         if not match:
             return None
         row: Row = {"step": int(match[1])}
-        fields = [word.strip().partition("=") for word in match[2].split("|")]
+        fields = [field.strip().partition("=") for field in match[2].split("|")]
         for key, equals, text in fields:
             if not equals or (key in self.keys and as_number(text) is None):
                 return None

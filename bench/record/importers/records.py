@@ -159,12 +159,12 @@ def _imported(run: Run, form: str, facts: dict[str, Any], file: str) -> Section:
 
 
 def _environment(facts: dict[str, Any]) -> Section:
-    known = {name: facts.get(name) for name in ("python", "torch", "cuda", "driver")}
+    software = {name: facts.get(name) for name in ("python", "torch", "cuda", "driver")}
     gpu = dict.fromkeys(("memory_gib", "max_sm_clock_mhz", "uuid_hash"))
     gpu |= {"name": facts.get("gpu_name"), "power_limit_w": facts.get("power_limit_w")}
     num_gpus = facts.get("world_size") or facts.get("num_gpus") or 1
     unknown = dict.fromkeys(("os", "nccl", "cpu_model", "num_cpus"))
-    return known | unknown | {"gpus": [gpu] * num_gpus if gpu["name"] else []}
+    return software | unknown | {"gpus": [gpu] * num_gpus if gpu["name"] else []}
 
 
 def _same_run_id(run: Run) -> str | None:
@@ -173,8 +173,8 @@ def _same_run_id(run: Run) -> str | None:
     It is made of all validations or, with fewer than MIN_VALIDATIONS, of the first, the last and the time in
     milliseconds; None with fewer than two validations, or without a time.
     """
-    known = ~np.isnan(run.columns["val_loss"])
-    losses, steps = run.columns["val_loss"][known].tolist(), run.columns["step"][known].tolist()
+    is_validated = ~np.isnan(run.columns["val_loss"])
+    losses, steps = run.columns["val_loss"][is_validated].tolist(), run.columns["step"][is_validated].tolist()
     if not run.complete or len(losses) < 2 or not run.train_time_ms:
         return None
     ends = f"val_loss {losses[0]:g} to {run.val_loss!r} at step {run.val_step}"
@@ -189,8 +189,8 @@ def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
     if not unmatched:
         return []
     number, text = unmatched[0]
-    what = f"{len(unmatched)} lines of the log look like metric lines and were not understood"
-    return [f"{what}; the first is line {number}: {text[:80]!r}"]
+    doubt = f"{len(unmatched)} lines of the log look like metric lines and were not understood"
+    return [f"{doubt}; the first is line {number}: {text[:80]!r}"]
 
 
 def _failure(run: Run) -> Section:
