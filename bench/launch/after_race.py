@@ -39,20 +39,20 @@ def explain(folder: Path, run: Section) -> None:
     try:
         from bench.analysis.explain import document, explained  # numpy, which a launcher needs for nothing else
 
-        answers = explained.explain_paths(run["run_id"], [folder])
-        (answer,) = answers.values()
-        text = document.from_accounts(answers).terminal()
+        accounts = explained.explain_paths(run["run_id"], [folder])
+        (account,) = accounts.values()
+        text = document.from_accounts(accounts).terminal()
         atomic.write_text(folder / f"{ACCOUNT}.txt", text + "\n", durable=False)
-        atomic.write_json(folder / f"{ACCOUNT}.json", answer, durable=False)
+        atomic.write_json(folder / f"{ACCOUNT}.json", account, durable=False)
         files = *look["files"], f"{ACCOUNT}.txt", f"{ACCOUNT}.json"
         look["files"] = [file for file in files if (folder / file).is_file()]  # pages stay in a sandbox
-        look["step_ms"] = answer["step_ms"]
-        if run["environment"]["gpus"] and answer["of"] == "host":  # what the host does beside a GPU costs no time
+        look["step_ms"] = account["step_ms"]
+        if run["environment"]["gpus"] and account["of"] == "host":  # what the host does beside a GPU costs no time
             run["warnings"].append(warning(NO_KERNELS))
             return
         look["next"] = [
             {"place": document.evidence(line)} | {key: line[key] for key in ("gain_ms", "gain_pct", "advice")}
-            for line in answer["next"][:NUM_LINES]
+            for line in account["next"][:NUM_LINES]
         ]
     except Exception as error:
         run["warnings"].append(warning(f"its traces could not be explained ({type(error).__name__}: {error})"))

@@ -115,9 +115,9 @@ def signalled_when_preempted() -> Iterator[None]:
         ended.set()
 
 
-def first_hostname(word: str) -> str | None:
+def first_hostname(hosts: str) -> str | None:
     """Returns the first name of a host list, "n[01-03,7],gpu-a" -> "n01", or None if the list is empty."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", word)
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)
     return first and re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
 
 
@@ -196,13 +196,13 @@ def externally_launched(environ: Mapping[str, str] = os.environ) -> Adopted | No
     return dataclasses.replace(adopted, host="127.0.0.1", local_size=adopted.world_size)
 
 
-def tasks_per_node(word: str) -> list[int]:
+def tasks_per_node(text: str) -> list[int]:
     """Parses SLURM_STEP_TASKS_PER_NODE, "2(x3),1" -> [2, 2, 2, 1].  Raises ValueError."""
     sizes: list[int] = []
-    for part in word.split(","):
+    for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={word}: not as SLURM writes it, 2(x3),1")
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text}: not as SLURM writes it, 2(x3),1")
         sizes += [int(match[1])] * int(match[2] or 1)
     return sizes
 
@@ -248,8 +248,8 @@ def _mpirun(environ: Mapping[str, str]) -> Adopted:
     rank, world_size = _number(environ, "OMPI_COMM_WORLD_RANK"), _number(environ, "OMPI_COMM_WORLD_SIZE")
     local_size, host = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size), environ.get("MASTER_ADDR")
     if host is None and local_size < world_size:
-        what = f"mpirun started {world_size} ranks on several nodes"
-        raise ValueError(f"{what}: give mpirun -x MASTER_ADDR=HOST, rank 0's")
+        problem = f"mpirun started {world_size} ranks on several nodes"
+        raise ValueError(f"{problem}: give mpirun -x MASTER_ADDR=HOST, rank 0's")
     key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
     local_rank = _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
     return Adopted("mpirun", rank, local_rank, world_size, local_size, rank // local_size, host, key)
@@ -260,9 +260,9 @@ def _joined(environ: Mapping[str, str], *names: str) -> str:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    word = environ.get(name)
-    if word is None and default is not None:
+    value = environ.get(name)
+    if value is None and default is not None:
         return default
-    if word is None or not word.isdigit():
-        raise ValueError(f"{name}={word}: it must be a number: {KNOWN}")
-    return int(word)
+    if value is None or not value.isdigit():
+        raise ValueError(f"{name}={value}: it must be a number: {KNOWN}")
+    return int(value)

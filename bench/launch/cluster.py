@@ -67,7 +67,7 @@ def request_from(arguments: list[str]) -> Request | None:
     if wanted.requeue is not None:
         options.append("--requeue" if wanted.requeue else "--no-requeue")
     # the largest number that any run of the command needs, including those of sweeps and arms
-    counts = [int(number) for word in rest for number in re.findall(r"\bhardware\.nodes=(\d+)", word)]
+    counts = [int(number) for argument in rest for number in re.findall(r"\bhardware\.nodes=(\d+)", argument)]
     num_nodes = max(counts, default=1)
     if wanted.nodes and wanted.nodes < num_nodes:
         need = f"one of its runs needs hardware.nodes={num_nodes}: ask for at least as many"
@@ -141,15 +141,15 @@ def _follow(job_id: str, log: Path, signals: Signals) -> tuple[str, int]:
     reported: tuple[str, str] | str | None = None
     while True:
         signals.check()
-        known = _state(job_id)
+        status = _state(job_id)
         offset = _show_new(log, offset)
-        if isinstance(known, str):
-            if reported != known:
-                reported = known
-                say("slurm", f"the controller does not answer, and is waited for; the job goes on ({known})", True)
+        if isinstance(status, str):
+            if reported != status:
+                reported = status
+                say("slurm", f"the controller does not answer, and is waited for; the job goes on ({status})", True)
             time.sleep(LOOK_EVERY_S)
             continue
-        state, exit_code, why = known
+        state, exit_code, why = status
         if state in WAITING and (state, why) != reported:
             reported = state, why
             say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")

@@ -78,15 +78,15 @@ def removed(folder: Path, place: os.stat_result | None) -> Section | None:
     if place is None or (status and os.path.samestat(status, place)):
         return None
     is_link = status and stat.S_ISLNK(status.st_mode)
-    what = "a link was put in the place of the run's folder" if is_link else "the run's folder was removed or moved"
-    return failures.failure("folder_removed", f"{what} while it ran")
+    change = "a link was put in the place of the run's folder" if is_link else "the run's folder was removed or moved"
+    return failures.failure("folder_removed", f"{change} while it ran")
 
 
-def _unfinished(error: OSError, what: str) -> Section:
+def _unfinished(error: OSError, message: str) -> Section:
     """Returns the failure of a run whose last files cannot be written."""
     if isinstance(error, GONE):
         return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
-    return failures.failure(failures.kind_of(error), f"{what} ({error})")
+    return failures.failure(failures.kind_of(error), f"{message} ({error})")
 
 
 def _read(
@@ -208,8 +208,8 @@ def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
     stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
     if run["status"] == "complete" and train_s and stood_s > max(MIN_STOOD_S, MAX_STOOD_FRAC * train_s):
         steps = ", ".join(str(event["step"]) for event in unexplained[:3])
-        what = f"it stood still for {stood_s:.2f} of its {train_s:.2f} s for an unknown reason, at steps {steps}"
-        yield {"rank": None, "instrument": "stalls", "doubt": f"{what} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
+        stall = f"it stood still for {stood_s:.2f} of its {train_s:.2f} s for an unknown reason, at steps {steps}"
+        yield {"rank": None, "instrument": "stalls", "doubt": f"{stall} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 
 def _write(folder: Path, run: Run, ended_by: Callable[[], str | None] = lambda: None, is_there: bool = True) -> None:
@@ -246,7 +246,7 @@ def _persist(write: Callable[[], object], run: Run, ended_by: Callable[[], str |
             if until_s and not (waits and time.monotonic() < until_s and not ended_by()):
                 raise
             if waits and not until_s:
-                what = f"the disk is full, and the record of {run['run_id']} waits for space"
-                print(f"{what}, {SPACE_S / 60:g} minutes at most; Ctrl-C stops waiting", file=sys.stderr)
+                wait = f"the disk is full, and the record of {run['run_id']} waits for space"
+                print(f"{wait}, {SPACE_S / 60:g} minutes at most; Ctrl-C stops waiting", file=sys.stderr)
             time.sleep(LOOK_S if until_s else 0)
             until_s = until_s or time.monotonic() + SPACE_S

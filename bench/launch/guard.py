@@ -38,9 +38,9 @@ def main(folder: str, member: str | None = None) -> None:
         log = os.open(started["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 2)
         exit_code = _run(started["words"], started["env"], orders, started["wrappers"])
-        left = processes.end_descendants(GONE_WITHIN_S)
+        remaining = processes.end_descendants(GONE_WITHIN_S)
         with contextlib.suppress(BrokenPipeError):
-            os.write(1, json.dumps({"exit_code": exit_code, "left": sorted(left)}).encode() + b"\n")
+            os.write(1, json.dumps({"exit_code": exit_code, "left": sorted(remaining)}).encode() + b"\n")
     while orders.is_open and not orders.is_goodbye:
         orders.wait(None)
     if not orders.is_goodbye and not member:

@@ -73,7 +73,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
     protocol = script.TIMING_PROTOCOL
     if not job.script:
         protocol = TIMING_PROTOCOL | clock.gc_protocol(config.hardware.gc, config.hardware.gc_every_steps)
-    command = [_public(word, job) for word in [*command, *groups.as_typed()]]
+    command = [_public(argument, job) for argument in [*command, *groups.as_typed()]]
     data = _data(job)
     session_id = environment.session_id(env)
     where = environment.summary(env, config.hardware)
@@ -122,14 +122,14 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
     } | optional
 
 
-def _public(word: str, job: Job) -> str:
+def _public(argument: str, job: Job) -> str:
     """Returns an argument as typed, without private paths, addresses and credentials."""
-    key = word.partition("=")[0]
+    key = argument.partition("=")[0]
     for path, text in job.secrets.items():
         if ".".join(map(str, path)).startswith(key.lstrip("+")):
             shown: Any = functools.reduce(operator.getitem, path, schema.to_dict(job.config))
-            word = word.replace(text, shown)
-    return f"{key}=HOST:PORT" if key == "hardware.rendezvous" else private.redact(word, REPO)
+            argument = argument.replace(text, shown)
+    return f"{key}=HOST:PORT" if key == "hardware.rendezvous" else private.redact(argument, REPO)
 
 
 def _data(job: Job) -> dict[str, Any]:
@@ -203,8 +203,8 @@ def _write_settings(folder: Path, job: Job, code: dict[str, Any]) -> None:
     config["exporters"] = private.redact_all(config["exporters"], REPO)
     config["hardware"]["rendezvous"] = None
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    typed = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    (folder / "overrides.yaml").write_text(yaml.safe_dump([_public(word, job) for word in typed]))
+    typed = [override for override in job.overrides if not override.startswith("hardware.rendezvous=")]
+    (folder / "overrides.yaml").write_text(yaml.safe_dump([_public(override, job) for override in typed]))
     own = job.own_sources
     if job.script:  # the sources that it uses according to their text
         sources = job.script.sources

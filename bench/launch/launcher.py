@@ -301,8 +301,8 @@ class _Launch:
             return None
         if saved.ended_by:
             name = name or saved.ended_by
-            what = f"the run got {name}{_why(name)}, and wrote a checkpoint after step {saved.step}"
-            return failures.failure("preempted", what, None, saved.step, name)
+            message = f"the run got {name}{_why(name)}, and wrote a checkpoint after step {saved.step}"
+            return failures.failure("preempted", message, None, saved.step, name)
         if name and exit_code is not None:  # before its ranks could react
             return failures.failure("interrupted", f"the launcher got {name}{_why(name)}", None, None, name)
         return None

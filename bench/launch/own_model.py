@@ -119,8 +119,8 @@ def _answers(questions: str, files: tuple[tuple[str, str], ...]) -> list[list[st
     command = [sys.executable, "-m", "bench.launch.own_model"]
     done = subprocess.run(command, cwd=CODE, env=env, input=questions, capture_output=True, text=True)
     try:
-        answers: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
-        return answers
+        sentences: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
+        return sentences
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         why = f"importing it ended the process with exit code {done.returncode}: {last}"
@@ -168,11 +168,11 @@ def _loaded(arch: str) -> Any:
     return user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
 
 
-def _fault(error: Exception, what: str) -> list[str]:
+def _fault(error: Exception, action: str) -> list[str]:
     """Returns a sentence, or [] if the error is due to the meta device, which lacks some kernels and all values."""
     if isinstance(error, NotImplementedError) or OF_META.search(str(error)):
         return []
-    return [f"{what}: {type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"]
+    return [f"{action}: {type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"]
 
 
 def _faults_of_forward(model: Any, seq_len: int, vocab_size: int, methods: Sequence[str]) -> Iterator[str]:

@@ -93,7 +93,7 @@ def answers_of_ranks(
         except ranks.CannotStart as error:
             exit_code, output = 1, str(error)
         received, failed = (
-            [left for rank in range(num_ranks) if (left := atomic.read_json(folder / f"{name.format(rank)}.json"))]
+            [answer for rank in range(num_ranks) if (answer := atomic.read_json(folder / f"{name.format(rank)}.json"))]
             for name in ("rank{}.answer", "logs/rank{}.failure")  # an unfinished file is left out
         )
     return Answers(num_ranks, received, failed, exit_code, output)
@@ -136,14 +136,14 @@ def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:
     if first["all_reduce_ms"] is None:
         checks.append(Check("collective", "ok", "one process: nothing to communicate with"))
     else:
-        slowest_ms, num_bytes = max(answer["all_reduce_ms"] for answer in answers), first["num_bytes"]
+        slowest_ms, num_bytes = max(rank["all_reduce_ms"] for rank in answers), first["num_bytes"]
         # Bus bandwidth of an all-reduce, 2 (n - 1) / n of the bytes over the time: nccl-tests, PERFORMANCE.md
         gib_per_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / GIB / (slowest_ms / 1e3)
         speed = f"all-reduce of {num_bytes / MIB:g} MiB {slowest_ms:.2f} ms, {gib_per_s:.3g} GiB/s a rank"
         checks.append(Check("collective", "ok", f"{num_ranks} ranks agree; {speed}"))
     if device == "cuda":
-        rates = [answer["matmul_tflop_per_s"] for answer in answers]
-        checks.append(gpu_speed(rates, [answer["device_name"] for answer in answers]))
+        rates = [rank["matmul_tflop_per_s"] for rank in answers]
+        checks.append(gpu_speed(rates, [rank["device_name"] for rank in answers]))
     return checks
 
 

@@ -202,8 +202,8 @@ class Guard:
         if self._answer is None and select.select([out], [], [], within_s)[0]:
             self._answer = out.readline()
             if self._answer:
-                answer = json.loads(self._answer)
-                self.exit_code, self.left = answer["exit_code"], answer["left"]
+                ending = json.loads(self._answer)
+                self.exit_code, self.left = ending["exit_code"], ending["left"]
             else:  # it was killed, and the kernel ended its child
                 self.was_killed, self.exit_code = True, self._process.wait()
                 self.strays = self._end_strays()

@@ -46,10 +46,10 @@ def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:
     return odd
 
 
-def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown: bool = False) -> None:
+def agree(checks: Iterable[preflight.Check], anyway: bool, purpose: str | None = None, are_shown: bool = False) -> None:
     """Shows checks that are not ok, unless are_shown, and asks before going on if other programs run or a check failed.
 
-    anyway: do not ask.  what: what would be unreliable on a busy machine, and is refused if nobody can be asked; None:
+    anyway: do not ask.  purpose: what would be unreliable on a busy machine, refused if nobody can be asked; None:
     it goes on then.  Raises ValueError if it does not go on, leases.Busy if only other programs stop it.
     """
     odd = checks if are_shown else show_odd(checks)
@@ -57,9 +57,9 @@ def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = No
     if not stops or anyway:
         return
     answer = confirmed("continue anyway?")
-    if answer is False or (answer is None and what):
+    if answer is False or (answer is None and purpose):
         why = "; ".join(f"{check.name}: {check.found}" for check in stops)
-        worth = f", and {what} would be unreliable" if what else ""
+        worth = f", and {purpose} would be unreliable" if purpose else ""
         is_busy = answer is None and all(check.name in BUSY for check in stops)
         kind = leases.Busy if is_busy else ValueError
         raise kind(f"{why}{worth}: try again when the machine is quiet, or add --anyway")

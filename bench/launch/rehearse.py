@@ -132,33 +132,33 @@ def _findings(name: str, facts: dict[str, Any]) -> Iterator[Check]:
         yield Check(name, "fail", f"{operator} has no kernel for this GPU", "use an operator that has one")
     for kernel in facts["too_large"]:
         limit_kib, shared_kib = (facts["shared_limit_bytes"] / 1024, kernel.get("shared_bytes", 0) / 1024)
-        what = kernel.get("error") or f"{shared_kib:.0f} KiB of shared memory, of {limit_kib:.0f} a block may have"
-        yield Check(name, "fail", f"{kernel['name']} ({kernel['config']}): {what}", "use smaller blocks")
+        text = kernel.get("error") or f"{shared_kib:.0f} KiB of shared memory, of {limit_kib:.0f} a block may have"
+        yield Check(name, "fail", f"{kernel['name']} ({kernel['config']}): {text}", "use smaller blocks")
     if facts["num_maskless"]:
-        what = (
+        text = (
             f"{facts['num_maskless']} of {facts['num_flex']} calls of FlexAttention see every token: their mask is lost"
         )
-        yield Check(name, "fail", what, "make the BlockMask where dynamo sees it made, not in a method that assigns it")
-    for phase, what, count in facts["syncs"]:
+        yield Check(name, "fail", text, "make the BlockMask where dynamo sees it made, not in a method that assigns it")
+    for phase, text, count in facts["syncs"]:
         if phase == "step":
             yield Check(
-                name, "warn", f"the host waits for the GPU in a step: {what}, {count} times", "keep it on the GPU"
+                name, "warn", f"the host waits for the GPU in a step: {text}, {count} times", "keep it on the GPU"
             )
     if facts["out_of_order"]:
         yield Check(name, "fail", facts["out_of_order"], "let every rank call the same collectives in one order")
     for operator, count in facts["one_by_one"].items():
-        what = f"the optimizer calls {operator} {count} times a step, once or more for every tensor"
-        yield Check(name, "warn", what, f"use torch._foreach_{operator}, or foreach=True")
+        text = f"the optimizer calls {operator} {count} times a step, once or more for every tensor"
+        yield Check(name, "warn", text, f"use torch._foreach_{operator}, or foreach=True")
     peak_gib, phase = max((num_gib, phase) for phase, num_gib in facts["peak_gib"].items())
     if not facts["has_triton"]:
         return  # unfused operators keep tensors that Inductor's kernels never write
     if peak_gib > facts["memory_gib"]:
-        what = f"{peak_gib:.1f} GiB live in the {phase}, of {facts['memory_gib']:.1f} that a GPU has"
-        yield Check(name, "fail", what, "lower hardware.micro_batch_seqs")
+        text = f"{peak_gib:.1f} GiB live in the {phase}, of {facts['memory_gib']:.1f} that a GPU has"
+        yield Check(name, "fail", text, "lower hardware.micro_batch_seqs")
     elif peak_gib > USABLE_FRAC * facts["memory_gib"]:
-        what = f"{peak_gib:.1f} GiB live in the {phase}: above the {USABLE_FRAC:.0%} of memory that the estimate fills"
-        yield Check(name, "warn", what, "lower hardware.micro_batch_seqs")
+        text = f"{peak_gib:.1f} GiB live in the {phase}: above the {USABLE_FRAC:.0%} of memory that the estimate fills"
+        yield Check(name, "warn", text, "lower hardware.micro_batch_seqs")
     for part, live_gib, estimated_gib in _live(facts):
         if live_gib > MAX_OF_ESTIMATE * estimated_gib:
-            what = f"{live_gib:.1f} GiB live in a {part}, above the {estimated_gib:.1f} that choose micro-batches"
-            yield Check(name, "warn", what, "give hardware.micro_batch_seqs on GPUs of less memory")
+            text = f"{live_gib:.1f} GiB live in a {part}, above the {estimated_gib:.1f} that choose micro-batches"
+            yield Check(name, "warn", text, "give hardware.micro_batch_seqs on GPUs of less memory")

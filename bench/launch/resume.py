@@ -101,14 +101,14 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
 
     run: the record with which a new run would begin.  Raises ValueError if the run that was named cannot be resumed.
     """
-    word, track = job.config.resume, results / job.config.track.name
+    resume, track = job.config.resume, results / job.config.track.name
     if not track.is_dir():
         return None
-    for folder in _candidates(results, job, str(word)):
+    for folder in _candidates(results, job, str(resume)):
         before: Any = (as_read := run_folder.read_raw(folder))
         if before["status"] == "running" and _is_over(before, folder):
             before = run_folder.killed(before, "its launcher was killed")
-        if before["status"] == "complete" and word == AUTO:
+        if before["status"] == "complete" and resume == AUTO:
             return None
         newest = None
         if not (why := _hindrance(before, run, folder, job.config)):
@@ -124,11 +124,11 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
                     return earlier, record
             why = "another launcher has resumed it"
         why = why or "it has no checkpoint that the ledger knows"
-        if word != AUTO:
-            raise ValueError(f"resume={word}: {why}: start another run without resume=")
+        if resume != AUTO:
+            raise ValueError(f"resume={resume}: {why}: start another run without resume=")
         say("resume", f"not {folder.name}: {why}")
-    if word != AUTO:
-        raise ValueError(f"resume={word}: no such run of track {job.config.track.name} in {results}: give its run_id")
+    if resume != AUTO:
+        raise ValueError(f"resume={resume}: no such run of track {job.config.track.name} in {results}: give its run_id")
     return None
 
 
@@ -145,12 +145,12 @@ def wait_for_signs(job: Job, results: Path) -> None:
                 time.sleep(1.0)
 
 
-def _candidates(results: Path, job: Job, word: str) -> list[Path]:
+def _candidates(results: Path, job: Job, resume: str) -> list[Path]:
     """Returns the folders of runs that may be resumed, the newest first."""
     track = job.config.track
-    names = f"*-{job.config_id}-s{job.config.seed}*" if word == AUTO else word
-    folders = {path.parent for path in (results / track.name).glob(f"{names}/run.json")} if "/" not in word else set()
-    if word == AUTO and track.rules.may_shrink:  # those of other ranks have another config_id
+    names = f"*-{job.config_id}-s{job.config.seed}*" if resume == AUTO else resume
+    folders = {path.parent for path in (results / track.name).glob(f"{names}/run.json")} if "/" not in resume else set()
+    if resume == AUTO and track.rules.may_shrink:  # those of other ranks have another config_id
         runs = {line["run"] for line in ledger.read(results).lines if line["event"] == "checkpoint"}
         saved = [results / run for run in runs if run.startswith(f"{track.name}/")]
         folders |= {path for path in saved if checkpoints.newest_first(path) and _has_settings_of(path, job.config)}
@@ -222,7 +222,7 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
     Raises ValueError if it was changed since it was written.
     """
     name = ledger.name_of(results, folder)
-    known = {
+    recorded = {
         line["step"]: line["checkpoint_sha256"]
         for line in ledger.read(results).lines
         if line["event"] == "checkpoint" and line.get("run") == name
@@ -230,18 +230,18 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
     for checkpoint in checkpoints.newest_first(folder):
         sha256 = ledger.sha256_of(checkpoint / checkpoints.STATE)
         step = int(checkpoint.name.removeprefix("step"))
-        if step not in known:  # its launcher was killed before it could record it
+        if step not in recorded:  # its launcher was killed before it could record it
             continue
         state = json.loads((checkpoint / checkpoints.STATE).read_text())
-        changed = [] if sha256 == known[step] else [checkpoints.STATE]
+        changed = [] if sha256 == recorded[step] else [checkpoints.STATE]
         for file, facts in state["files"].items() if not changed else ():
             with contextlib.suppress(OSError), open(checkpoint / file, "rb") as opened:
                 if hashlib.file_digest(opened, "sha256").hexdigest() == facts["sha256"]:
                     continue
             changed.append(file)
         if changed:
-            what = f"{folder.name}: {checkpoint.name}/{changed[0]} is not what the ledger says was written"
-            raise ValueError(f"{what}: the run cannot be resumed; start another without resume=")
+            problem = f"{folder.name}: {checkpoint.name}/{changed[0]} is not what the ledger says was written"
+            raise ValueError(f"{problem}: the run cannot be resumed; start another without resume=")
         return checkpoint, state, sha256
     return None
 

@@ -32,8 +32,8 @@ def announcement(job: Job, known_s: float | None) -> str:
         return f"script {command}, seed {config.seed}, track {config.track.name}, {where}"
     model, optim = config.model, config.optim
     assert model is not None and optim is not None
-    what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {optim.name}, seed {config.seed}"
-    return f"{what}, track {config.track.name}, {config.goal.num_steps} steps {where}"
+    training = f"{model.arch} ({model.num_layers} layers, width {model.width}), {optim.name}, seed {config.seed}"
+    return f"{training}, track {config.track.name}, {config.goal.num_steps} steps {where}"
 
 
 def outcome_text(run: Mapping[str, Any]) -> str:
@@ -53,9 +53,9 @@ def outcome_text(run: Mapping[str, Any]) -> str:
         where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
         ended = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
     # what instruments could not do, one line each: the run went on, and its author should know
-    known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
-    omitted = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
-    warned = "".join(f"\n       warning: {warning}" for warning in known[:MAX_WARNINGS] + omitted)
+    lines = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
+    omitted = [f"and {len(lines) - MAX_WARNINGS} more warnings in run.json"] if len(lines) > MAX_WARNINGS else []
+    warned = "".join(f"\n       warning: {warning}" for warning in lines[:MAX_WARNINGS] + omitted)
     looked = f"\n       {line}" if (line := after_race.line(run)) else ""
     return f"{ended}\n       {shown(run['folder'])}{looked}{warned}"
 

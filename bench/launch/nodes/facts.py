@@ -53,9 +53,9 @@ def facts_of(job: Job) -> dict[str, Any]:
 
 def difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     """Returns what differs and what to do, such as "code, 1a2b instead of 3c4d: ...", or None if nothing differs."""
-    for name, (what, remedy) in ALIKE.items():
+    for name, (fact, remedy) in ALIKE.items():
         if theirs.get(name) != ours[name]:
-            return f"{what}, {_short(theirs.get(name))} instead of {_short(ours[name])}: {remedy}"
+            return f"{fact}, {_short(theirs.get(name))} instead of {_short(ours[name])}: {remedy}"
     return None
 
 
@@ -71,7 +71,7 @@ def interface_of(address: str) -> str | None:
     import psutil  # its import takes 40 ms; launchers on one node do not need it
 
     for name, addresses in psutil.net_if_addrs().items():
-        if address in [known.address for known in addresses]:
+        if address in [candidate.address for candidate in addresses]:
             return name
     return None
 
@@ -172,10 +172,10 @@ def measured(
     readings = []
     for number in range(NUM_QUESTIONS):
         asked_ns = now_ns()
-        answer = ask(number)
+        clock = ask(number)
         back_ns, back_utc_s = now_ns(), utc_s()
         trip_ns = back_ns - asked_ns
-        offset_ns = answer["t_ns"] - (asked_ns + back_ns) // 2
-        utc_offset_s = round(answer["utc_s"] - back_utc_s + trip_ns / 2e9, 6)
+        offset_ns = clock["t_ns"] - (asked_ns + back_ns) // 2
+        utc_offset_s = round(clock["utc_s"] - back_utc_s + trip_ns / 2e9, 6)
         readings.append({"offset_ns": offset_ns, "round_trip_ns": trip_ns, "utc_offset_s": utc_offset_s})
     return min(readings, key=lambda reading: reading["round_trip_ns"])

@@ -47,14 +47,14 @@ def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
     if adopted.num_nodes > 1:
         decided["hardware.nodes"] = adopted.num_nodes
     rest = []
-    for word in overrides:
-        key, _, value = word.partition("=")
+    for override in overrides:
+        key, _, value = override.partition("=")
         if key == "hardware.rendezvous" or key in decided and value not in ("null", str(decided[key])):
             raise ValueError(
-                f"{word}: {adopted.summary()} on {adopted.num_nodes} node(s): remove it, or start ./run.sh alone"
+                f"{override}: {adopted.summary()} on {adopted.num_nodes} node(s): remove it, or start ./run.sh alone"
             )
         if key not in decided:
-            rest.append(word)
+            rest.append(override)
     return [*rest, *(f"{key}={value}" for key, value in decided.items())]
 
 
@@ -63,8 +63,8 @@ def check(job: Job, adopted: Adopted | None) -> None:
     hardware = job.config.hardware
     several = adopted.summary() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
     if several and job.script:
-        what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
-        raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
+        problem = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
+        raise ValueError(f"{problem}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
     around = registry.program(job.config.instruments, Path(), hardware.device)
     if several and around:
         remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
@@ -78,10 +78,10 @@ def check(job: Job, adopted: Adopted | None) -> None:
 
 def refuse(verb: str, arguments: list[str]) -> None:
     """For a verb that makes several runs: raises ValueError if this is rank 0 of several ranks; other ranks exit."""
-    manual = next((word for word in arguments if "hardware.rendezvous=" in word), None)
+    manual = next((argument for argument in arguments if "hardware.rendezvous=" in argument), None)
     if manual:
-        what = f"{manual}: manually started nodes join for one run only"
-        raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
+        problem = f"{manual}: manually started nodes join for one run only"
+        raise ValueError(f"{problem}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
     adopted = started_by(verb)
     if adopted is None or adopted.world_size == 1:
         return
@@ -142,7 +142,7 @@ def leader_of_allocation(job: Job) -> Iterator[Leader]:
     srun_each, host = _srun_each(num_nodes), allocation.address_of_first(os.environ)
     listener = store.listen(host, [0])
     rendezvous = f"{host}:{listener.getsockname()[1]}"
-    overrides = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    overrides = [override for override in job.overrides if not override.startswith("hardware.rendezvous=")]
     follow = [sys.executable, "-m", "bench.launch.nodes.member", *overrides, f"hardware.rendezvous={rendezvous}"]
     secret = secrets.token_hex(32)
     command = [*srun_each, "--wait=30", "--unbuffered", *follow]
@@ -184,8 +184,8 @@ def _leases_of(srun: subprocess.Popen[bytes], out: IO[bytes], num_others: int) -
         for why in (line.removeprefix(leases.BUSY) for line in lines if line.startswith(leases.BUSY)):
             raise leases.Busy(why)
         if has_ended or time.monotonic() > until_s:
-            what = f"srun ended with exit code {srun.returncode}" if has_ended else f"no answer in {RENDEZVOUS_S:g} s"
-            raise ValueError(f"the other nodes could not lease their GPUs: {what}: {' '.join(lines[-3:])}")
+            cause = f"srun ended with exit code {srun.returncode}" if has_ended else f"no answer in {RENDEZVOUS_S:g} s"
+            raise ValueError(f"the other nodes could not lease their GPUs: {cause}: {' '.join(lines[-3:])}")
         names = [line.removeprefix(leases.HELD) for line in lines if line.startswith(leases.HELD)]
         time.sleep(TICK_S)
     return " ".join(names)
@@ -196,11 +196,11 @@ def _srun_each(num_nodes: int) -> list[str]:
     ValueError if there is no allocation, or it has too few nodes."""
     own, others = allocation.current(), num_nodes - 1
     if own is None:
-        what = f"hardware.nodes={num_nodes}"
-        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
+        problem = f"hardware.nodes={num_nodes}"
+        raise ValueError(f"{problem}: several runs span nodes within a SLURM job: cluster=slurm submits one")
     if num_nodes > own.num_nodes:
-        what = f"job {own.job_id} has {own.num_nodes} node(s)"
-        raise ValueError(f"hardware.nodes={num_nodes}: {what}: ask for more, sbatch --nodes={num_nodes}")
+        problem = f"job {own.job_id} has {own.num_nodes} node(s)"
+        raise ValueError(f"hardware.nodes={num_nodes}: {problem}: ask for more, sbatch --nodes={num_nodes}")
     node = (f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
     return ["srun", "--overlap", *node, "--kill-on-bad-exit=1"]
 

@@ -163,12 +163,12 @@ class Leader:
         """Returns "launched_by" and "nodes" of run.json: who started the ranks, and each node's clock and network."""
         size, slurm = self._job.config.hardware.ranks_of_node, allocation.current()
         own = self._own | {"fabric": facts.network(self._interface())}
-        known = {0: (own, None)} | {peer.node: (peer.facts or {}, peer.clock) for peer in self._nodes}
+        nodes = {0: (own, None)} | {peer.node: (peer.facts or {}, peer.clock) for peer in self._nodes}
         rows = [
             {"node": node, "ranks": list(range(node * size, (node + 1) * size)), "clock": clock}
             | {name: node_facts[name] for name in ("host_hash", "commit", "fabric")}
             | {"environment": node_facts["used"]}
-            for node, (node_facts, clock) in sorted(known.items())
+            for node, (node_facts, clock) in sorted(nodes.items())
         ]
         by: dict[str, Any] = slurm.facts() if slurm else {"by": "nodes", "job_id": None}
         if self._adopted:
@@ -290,8 +290,8 @@ class Leader:
                 peer.is_lost = True
                 if peer.files and (name := peer.files.undo()):
                     self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it arrived")
-                what = f"node {peer.node} was lost after its ranks had ended, and its files may be missing"
-                self._bad_files.append(f"{what}: {why}")
+                problem = f"node {peer.node} was lost after its ranks had ended, and its files may be missing"
+                self._bad_files.append(f"{problem}: {why}")
         for peer in self._nodes:
             if peer.is_lost and peer.folder and peer.files:
                 carried.rescue(Path(peer.folder), peer.files)

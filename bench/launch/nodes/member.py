@@ -55,8 +55,8 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
     is_first_of_node = adopted.local_rank == 0 and adopted.node > 0
     where = {"node": adopted.node, "first_rank": adopted.rank, "local_rank": adopted.local_rank, "num_ranks": 1}
     reach = functools.partial(MemberStore, adopted.host, adopted.ports, adopted.key)
-    what = f"rank {adopted.rank}: rank 0 did not answer within {leader.RENDEZVOUS_S:g} s: see its output"
-    return _take_part(reach, leader.RENDEZVOUS_S, what, prepared if is_first_of_node else None, where)
+    message = f"rank {adopted.rank}: rank 0 did not answer within {leader.RENDEZVOUS_S:g} s: see its output"
+    return _take_part(reach, leader.RENDEZVOUS_S, message, prepared if is_first_of_node else None, where)
 
 
 def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
@@ -66,9 +66,9 @@ def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
     timeout_s = leader.RENDEZVOUS_S
     with contextlib.suppress(ValueError):
         timeout_s = float(timeout or "null")
-    what = f"hardware.rendezvous={rendezvous}: no run answered there within {timeout_s:g} s"
-    what = f"{what}: start the same command on the node that has this address"
-    return _take_part(functools.partial(MemberStore, host, [port], str(rendezvous)), timeout_s, what, prepared, {})
+    message = f"hardware.rendezvous={rendezvous}: no run answered there within {timeout_s:g} s"
+    message = f"{message}: start the same command on the node that has this address"
+    return _take_part(functools.partial(MemberStore, host, [port], str(rendezvous)), timeout_s, message, prepared, {})
 
 
 def _take_part(

@@ -77,7 +77,7 @@ def _opened(host: str, port: int, key: str, **kwargs: Any) -> tuple[Any, Any]:
 
 def values_of(overrides: Sequence[str], *keys: str) -> list[str | None]:
     """Returns the values that overrides give these settings, before anything is composed; None for those not given."""
-    values = {key: value for key, _, value in (word.partition("=") for word in overrides)}
+    values = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     return [values.get(key) for key in keys]
 
 
@@ -252,11 +252,11 @@ class MemberStore:
     def measured(self) -> facts.Clock:
         """Returns {"offset_ns", "round_trip_ns", "utc_offset_s"}, which turn this node's clock readings into the
         leader's, as answer_clock() reports them.  Raises RuntimeError if the leader does not answer."""
-        answers: queue.Queue[facts.Clock] = queue.Queue()
-        self._put(lambda: answers.put(facts.measured(self._ask)))
+        clocks: queue.Queue[facts.Clock] = queue.Queue()
+        self._put(lambda: clocks.put(facts.measured(self._ask)))
         while True:
             with contextlib.suppress(queue.Empty):
-                return answers.get(timeout=TICK_S)
+                return clocks.get(timeout=TICK_S)
             if self._is_gone():
                 raise RuntimeError("it does not answer")
 
@@ -321,8 +321,8 @@ class MemberStore:
     def _ask(self, number: int) -> dict[str, Any]:
         name = f"clock/{self.number}/{number}"
         self._store.set(name, "?")
-        answer: dict[str, Any] = json.loads(self._channel.checked(f"{name}/is", self._store.get(f"{name}/is")))
-        return answer
+        reading: dict[str, Any] = json.loads(self._channel.checked(f"{name}/is", self._store.get(f"{name}/is")))
+        return reading
 
 
 def _popped(store: Any, name: str) -> bytes | None:
@@ -339,18 +339,18 @@ def _popped(store: Any, name: str) -> bytes | None:
 def _own_store(host: str, port: int, key: str) -> tuple[Any, Any] | None:
     """Returns the store that listens there, None if it is not that of this run.  A program that answers nothing keeps
     only a thread waiting."""
-    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    opened: queue.Queue[tuple[Any, Any]] = queue.Queue()
 
     def work() -> None:
         with contextlib.suppress(RuntimeError):
             whole, store = _opened(host, port, key, is_master=False)
             if store.check(["members", "session"]):
-                answers.put((whole, store))
+                opened.put((whole, store))
 
     thread = threading.Thread(target=work, name="store", daemon=True)
     thread.start()
     thread.join(CONNECT_S)
-    return None if answers.empty() else answers.get()
+    return None if opened.empty() else opened.get()
 
 
 def _pieces(path: Path) -> Iterator[tuple[bytes, bool]]:

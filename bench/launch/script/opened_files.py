@@ -90,8 +90,8 @@ class OpenedFiles:
             doubts.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
         homes = (self._work, self._script.root)  # folders of the copies, and of the sources themselves
         names = [name.removeprefix("script/") for name in self._script.sources]
-        known = {os.path.realpath(home / name) for home in homes for name in names}
-        unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - known
+        expected = {os.path.realpath(home / name) for home in homes for name in names}
+        unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - expected
         unknown = {path for path in unknown & set(self.read) - written if not path.endswith(DATA)}
         if foreign := sorted(path for path in unknown if not _is_cache(path)):
             doubts.append(f"it read a source that its identity lacks: {self._short(foreign[0])}")
@@ -126,8 +126,8 @@ class OpenedFiles:
         return [f"it opened the track's validation shards while it trained, {where}"]
 
     def _validation_opens_ns(self) -> list[int]:
-        ours = self._ours["val"] - self._ours["train"]
-        reads = [file for file in self._opened if file["real"] in ours and not file["writes"]]
+        own = self._ours["val"] - self._ours["train"]
+        reads = [file for file in self._opened if file["real"] in own and not file["writes"]]
         return sorted(file["t_ns"] for file in reads if file.get("t_ns"))
 
     def _short(self, path: str) -> str:

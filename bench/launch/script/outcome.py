@@ -100,7 +100,7 @@ def write(
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(printed.file_facts, shown)]
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
     if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on during validations
-        protocol = protocol | {"excluded": [what for what in protocol["excluded"] if what != "validation"]}
+        protocol = protocol | {"excluded": [part for part in protocol["excluded"] if part != "validation"]}
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
     measured = printed.measured()
     num_untimed = measured["num_untimed_steps"]
@@ -257,8 +257,8 @@ def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Se
     """Yields a doubt about how the lines were read, not about the script."""
     if file_facts["unmatched"]:
         number, text = file_facts["unmatched"][0]
-        what = f"{len(file_facts['unmatched'])} lines look like metric lines of {dialect} but are not; the first"
-        yield {"rank": 0, "instrument": "import", "doubt": f"{what}: {text[:80]!r}"}
+        problem = f"{len(file_facts['unmatched'])} lines look like metric lines of {dialect} but are not; the first"
+        yield {"rank": 0, "instrument": "import", "doubt": f"{problem}: {text[:80]!r}"}
 
 
 def _doubts_of_lines(printed: Printed, vocab_size: int | None, was_ended: bool) -> Iterator[str]:
@@ -314,9 +314,9 @@ def _write_result(
     if any(peak is not None for peak in telemetry.get("device_peak_mem_gib", ())):
         peaks["device"] = telemetry["device_peak_mem_gib"]
     measured = measured | {"peak_mem_gib_by_rank": peaks}
-    known = [facts["compile_flags"] for facts in by_rank if "compile_flags" in facts]
-    if known:
-        measured["compile_flags"] = {name: value for flags in known for name, value in flags.items()}
+    flags_by_rank = [facts["compile_flags"] for facts in by_rank if "compile_flags" in facts]
+    if flags_by_rank:
+        measured["compile_flags"] = {name: value for flags in flags_by_rank for name, value in flags.items()}
     if telemetry.get("foreign_cpu_cores") is not None:
         measured["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
     # the script's torch; each None if it ended well without importing torch; {} if nothing is known
@@ -326,7 +326,7 @@ def _write_result(
         torch_facts = dict.fromkeys(TorchFacts.__annotations__)
     summaries = {"telemetry": telemetry["summary"]} if telemetry["summary"] else {}
     script_doubts = [{"rank": 0, "instrument": "script", "doubt": private.redact(doubt, REPO)} for doubt in doubts]
-    result = {
+    content = {
         "measured": measured,
         "torch_facts": torch_facts | ({"python": first["python"]} if "python" in first else {}),
         "instrument_summaries": telemetry.get("profiles", {}) | summaries,
@@ -334,7 +334,7 @@ def _write_result(
         "referee": referee,
         "warnings": telemetry["warnings"],
     }
-    atomic.write_json(folder / run_folder.RESULT, result)
+    atomic.write_json(folder / run_folder.RESULT, content)
     if "python" in first:  # the script's interpreter, which may have no packages
         env = atomic.read_json(folder / "environment.json", {})
         packages = dict(sorted((name, version) for name, version in first.get("packages", {}).items() if name))

@@ -86,7 +86,7 @@ class Script:
     def starts(self) -> list[str]:
         """The names of those of its sources that the settings start."""
         parts = set(re.findall(r"[\w./-]+", " ".join(self.command or ())))
-        named = {os.path.normpath(word) for word in parts} | {f"{word.replace('.', '/')}.py" for word in parts}
+        named = {os.path.normpath(part) for part in parts} | {f"{part.replace('.', '/')}.py" for part in parts}
         return [name for name in self.sources if name.removeprefix("script/") in {self.file, *named}]
 
     @functools.cached_property
@@ -174,14 +174,14 @@ def _check_sandbox(config: schema.Config, script: Script) -> None:
 
 
 def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
-    for word in overrides:
-        key, _, value = word.partition("=")
+    for override in overrides:
+        key, _, value = override.partition("=")
         names = [name.strip() for name in value.strip("[]").split(",") if name.strip()]
         if key == "instruments" and not set(names) <= set(INSTRUMENTS):
             remedy = f"choose from {', '.join(INSTRUMENTS)}, or none: instruments=[]"
-            raise ValueError(f"{word}: a script is measured from outside, where this cannot work: {remedy}")
+            raise ValueError(f"{override}: a script is measured from outside, where this cannot work: {remedy}")
         if key == "profile" and value not in ("null", "window", "modded"):
-            raise ValueError(f"{word}: a script is measured from outside: use profile=window or profile=modded")
+            raise ValueError(f"{override}: a script is measured from outside: use profile=window or profile=modded")
     config.instruments = {name: settings for name, settings in config.instruments.items() if name in INSTRUMENTS}
 
 
@@ -191,8 +191,8 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         if settings.rev is not None:
             raise ValueError(f"script.rev={settings.rev}: give script.root=DIR, the program's repository")
         if settings.path is None:
-            what = "module" if settings.module else "command"
-            raise ValueError(f"script.{what}: give script.root=DIR, the folder in which its author starts it")
+            key = "module" if settings.module else "command"
+            raise ValueError(f"script.{key}: give script.root=DIR, the folder in which its author starts it")
         path = user_path(settings.path)
         if not path.is_file():
             remedy = "give the training script, e.g. train_gpt.py"
@@ -225,8 +225,8 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         names = [os.path.relpath(os.path.normpath(root / os.path.expanduser(typed)), root)]
     name = next((name for name in names if not name or (root / name).is_file()), None)
     if name is None or name.startswith(".."):
-        what, where = ("script.module", "there") if settings.module else ("script", "there, from where its path counts")
-        missing = f"{what}={typed}: script.root={settings.root} has no file {names[0]}"
+        key, where = ("script.module", "there") if settings.module else ("script", "there, from where its path counts")
+        missing = f"{key}={typed}: script.root={settings.root} has no file {names[0]}"
         raise ValueError(f"{missing}: give one that is {where}")
     return typed, f"{where}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
 
@@ -260,27 +260,27 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
 def _export(root: Path, tree: str, folder: Path) -> None:
     """Creates the folder atomically, also if two processes create it at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".made."))
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".made."))
     try:
         objects = git.run(root, "rev-parse", "--path-format=absolute", "--git-path", "objects").strip()
         # a repository of its own: root's settings may name programs, such as filters
-        git.run(made, "init", "-q", GIT_DEFAULT_HASH="sha256" if len(tree.partition(":")[0]) == 64 else "sha1")
-        git.run(made, "read-tree", tree, GIT_OBJECT_DIRECTORY=objects)
-        git.run(made, "checkout-index", "--all", f"--prefix={made / 'files'}/", GIT_OBJECT_DIRECTORY=objects)
+        git.run(temporary, "init", "-q", GIT_DEFAULT_HASH="sha256" if len(tree.partition(":")[0]) == 64 else "sha1")
+        git.run(temporary, "read-tree", tree, GIT_OBJECT_DIRECTORY=objects)
+        git.run(temporary, "checkout-index", "--all", f"--prefix={temporary / 'files'}/", GIT_OBJECT_DIRECTORY=objects)
         if not folder.is_dir():
-            (made / "files").rename(folder)
+            (temporary / "files").rename(folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _python(word: str | None, root: Path | None) -> str:
+def _python(typed: str | None, root: Path | None) -> str:
     """Returns the absolute path of the interpreter; a link of a virtual environment is not resolved."""
-    if word is None:
+    if typed is None:
         project_python = root and root / ".venv" / "bin" / "python"  # as uv creates it
         return str(project_python) if project_python and project_python.exists() else sys.executable
-    path = shutil.which(os.path.expanduser(word)) or shutil.which(str(user_path(word)))
+    path = shutil.which(os.path.expanduser(typed)) or shutil.which(str(user_path(typed)))
     if path is None:
-        raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
+        raise ValueError(f"script.python={typed}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
     return str(Path(path).absolute())
 
 
@@ -298,7 +298,7 @@ def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dic
     """Returns the part of the launch file that bench/training/script_worker.py reads."""
 
     def filled(arguments: Sequence[str]) -> list[str]:
-        return [word.replace("{seed}", str(seed)) for word in arguments]
+        return [argument.replace("{seed}", str(seed)) for argument in arguments]
 
     return {
         "path": str(work / script.file),

@@ -242,10 +242,10 @@ class Watched:
 
     def _telemetry(self, rows: list[StepRow]) -> Section:
         """Returns what outcome.write() gets from the sampler.  rows: of all steps, with the times of their lines."""
-        known: Section = {"summary": {}, "foreign_cpu_cores": self._foreign_cores}
-        known |= {"doubts": self._doubts, "warnings": self._warnings}
+        telemetry: Section = {"summary": {}, "foreign_cpu_cores": self._foreign_cores}
+        telemetry |= {"doubts": self._doubts, "warnings": self._warnings}
         if self._started is None or self._stopped is None:
-            return known
+            return telemetry
         timed = printed_times.events(rows)
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
         samples = join.read(self._folder / "telemetry.csv")
@@ -256,7 +256,7 @@ class Watched:
         ]
         by_gpu = join.by_device(samples).values() if self._job.config.hardware.device == "cuda" else ()
         used_gib = [[row["mem_gib"] for row in rows if row.get("mem_gib") is not None] for rows in by_gpu]
-        return known | {
+        return telemetry | {
             "device_peak_mem_gib": [max(used, default=None) for used in used_gib],
             "summary": summary,
             "doubts": self._doubts
