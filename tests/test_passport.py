@@ -138,7 +138,7 @@ def test_gpus_are_measured_in_every_precision_that_they_have_and_ranks_only_toge
         *works.cases_of_device("cpu", [1, 2]),
         *works.cases_of_ranks("cpu", 2),
     ]
-    assert len({case.what for case in every if case.kind != "clock"}) == len(every) - 2
+    assert len({case.label for case in every if case.kind != "clock"}) == len(every) - 2
 
 
 def test_a_thread_wakes_up_in_microseconds():

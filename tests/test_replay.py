@@ -216,7 +216,7 @@ def test_windows_of_steps_double_and_what_rounding_does_to_training_never_falls(
     fracs = {(0, "val_loss"): 0.0} | {(step, "train_loss"): 4e-6 for step in range(1, 6)} | {(5, "val_loss"): 4e-6}
     pairs = [{key: frac / 2 for key, frac in fracs.items()}, {(1, "train_loss"): 1e-6, (2, "train_loss"): 8e-6}]
     windows = outcomes.moved_by_rounding(fracs, pairs, {"train_loss": 1e-7, "val_loss": 1e-7})
-    shares = [(window.step, window.what, round(window.share, 3)) for window in windows]
+    shares = [(window.step, window.kind, round(window.share, 3)) for window in windows]
     assert shares[:3] == [(0, "val_loss", 0), (1, "train_loss", 2), (3, "train_loss", 0.5)]
     assert shares[3:] == [(5, "val_loss", 2), (5, "train_loss", 0.5)], "a validation has the room of its own window"
 

@@ -150,8 +150,8 @@ class Agent:
 
     def _goes_on_here(self, race: Path) -> bool:
         """Returns whether a race was begun in this machine's session, or has ended and would only show its answer."""
-        known = state.read(race, self.results)
-        return known.has_ended or bool(known.plan["session_id"] == self._session_id)
+        begun = state.read(race, self.results)
+        return begun.has_ended or bool(begun.plan["session_id"] == self._session_id)
 
     # ---- one entry
 
@@ -189,8 +189,8 @@ class Agent:
         env["SPEEDRUN_RESULTS"] = str(self.results)
         program = [sys.executable, "-m", "bench", *command]
         with self.queue.opened_log(entry) as out:
-            what = f"{entry.id} of {entry.user}: {shlex.join(command)}, log {shown(Path(out.name))}"
-            say("queue", escape.line(what), always=True)
+            message = f"{entry.id} of {entry.user}: {shlex.join(command)}, log {shown(Path(out.name))}"
+            say("queue", escape.line(message), always=True)
             with processes.child(program, REPO, env, out, END_WITHIN_S) as child:
                 try:
                     self._watch(entry, child, signals)
@@ -240,15 +240,15 @@ class Agent:
     def _command(self, entry: Entry) -> list[str]:
         """Returns the verb and arguments: a race begun here is resumed, one begun elsewhere is abandoned first."""
         command, usd_per_hour = list(entry.command), self._usd_per_hour(entry)
-        if usd_per_hour and not any(word.startswith(PRICE) for word in command):  # a price of 0 is none
+        if usd_per_hour and not any(argument.startswith(PRICE) for argument in command):  # a price of 0 is none
             command.append(f"{PRICE}={usd_per_hour:g}")
         if (race := race_of(self.queue, entry)) is not None:
             if self._goes_on_here(race):
                 return ["race", "--resume", race.name, *command[1:]]
             runner.finish(race, self.results, "abandoned", LEFT)
         if command[0] == "race":
-            names = [word.removeprefix("name=") for word in command if word.startswith("name=")]
-            command = [word for word in command if not word.startswith("name=")]
+            names = [argument.removeprefix("name=") for argument in command if argument.startswith("name=")]
+            command = [argument for argument in command if not argument.startswith("name=")]
             command.append(f"name={(names or ['race'])[-1]}{entry.short}")
         return command
 
@@ -256,10 +256,10 @@ class Agent:
 def race_of(queue: Queue, entry: Entry) -> Path | None:
     """Returns the latest race that an entry has begun; None if there is none, or it was abandoned as LEFT."""
     folders = sorted(path.parent for path in (queue.folder.parent / race_folder.FOLDER).glob("*/plan.json"))
-    ours = [path for path in folders if path.name.rpartition("-")[0].endswith(entry.short)]
-    if not ours or atomic.read_json(ours[-1] / "race.json", {}).get("why") == LEFT:
+    own = [path for path in folders if path.name.rpartition("-")[0].endswith(entry.short)]
+    if not own or atomic.read_json(own[-1] / "race.json", {}).get("why") == LEFT:
         return None
-    return ours[-1] if entry.command[:1] == ["race"] else None
+    return own[-1] if entry.command[:1] == ["race"] else None
 
 
 def end_cancelled(queue: Queue, entry: Entry) -> None:

@@ -104,9 +104,9 @@ class Queue:
 
     def submit(self, command: list[str], num_gpus: int) -> str:
         """Adds a command and returns its id. Raises ValueError for a credential, OSError if the folder is read-only."""
-        for word in command:
-            if credentials.find(word):
-                raise ValueError(f"{word.partition('=')[0]}: looks like a credential, and others can read the queue")
+        for text in command:
+            if credentials.find(text):
+                raise ValueError(f"{text.partition('=')[0]}: looks like a credential, and others can read the queue")
         kept = {"SPEEDRUN_CWD": working_folder()}
         kept |= {name: os.environ[name] for name in (groups.VARIABLE, groups.NAME_VARIABLE) if name in os.environ}
         id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
@@ -116,8 +116,8 @@ class Queue:
 
     def cancel(self, id: str) -> Entry:
         """Ends a waiting entry, or marks a running one for its agent to end. Raises ValueError if there is none."""
-        known = [entry for entry in [*self.waiting(), *self.taken()] if entry.id == id]
-        if not known:
+        entries = [entry for entry in [*self.waiting(), *self.taken()] if entry.id == id]
+        if not entries:
             raise ValueError(f"{id}: no such entry is waiting or running: ./run.sh submit --list shows them")
         self._make()
         with contextlib.suppress(FileExistsError):  # it was cancelled before, perhaps by another user
@@ -125,7 +125,7 @@ class Queue:
         for entry in self.waiting():  # also if its agent has given it back only now
             if entry.id == id:
                 self.take(entry)
-        return known[0]
+        return entries[0]
 
     def cancelled(self, entry: Entry) -> str | None:
         """Returns why a cancelled entry ends, such as "cancelled by ann"; None if it is not cancelled."""
@@ -231,9 +231,9 @@ class Queue:
             lease = cast(Lease, json_file.read(path, Lease))
             hours = max(0.0, path.stat().st_mtime - lease["began_s"]) / 3600
             usd = None if lease["usd_per_hour"] is None else lease["usd_per_hour"] * hours
-        known: Any = {"id": entry.id, "user": entry.user, "num_gpus": entry.num_gpus, "hours": hours, "usd": usd}
-        known |= {"exit_code": None, "why": "it runs", "ended_s": datetime.now(UTC).timestamp(), "at_least": True}
-        return cast(Outcome, known)
+        outcome: Any = {"id": entry.id, "user": entry.user, "num_gpus": entry.num_gpus, "hours": hours, "usd": usd}
+        outcome |= {"exit_code": None, "why": "it runs", "ended_s": datetime.now(UTC).timestamp(), "at_least": True}
+        return cast(Outcome, outcome)
 
     def has_outcome(self, entry: Entry) -> bool:
         """Returns whether an outcome of the entry at this agent has been recorded."""
@@ -263,19 +263,19 @@ class Queue:
         now_s, taken = time.monotonic(), self.taken()
         if now_s - self._looked_s > LEASE_S / 2:
             self._watched.clear()
-        known: dict[str, float | None] = dict.fromkeys(entry.name for entry in taken)
+        mtimes: dict[str, float | None] = dict.fromkeys(entry.name for entry in taken)
         for entry in taken:
             with contextlib.suppress(FileNotFoundError):
-                known[entry.name] = self._lease(entry).stat().st_mtime
+                mtimes[entry.name] = self._lease(entry).stat().st_mtime
         before, self._looked_s = self._watched, now_s
         self._watched = {
             name: before[name] if name in before and before[name][0] == mtime_s else (mtime_s, now_s)
-            for name, mtime_s in known.items()
+            for name, mtime_s in mtimes.items()
         }
         if not at_once:
             return [entry for entry in taken if now_s - self._watched[entry.name][1] >= LEASE_S]
         file_system_s = atomic.clock_s(self.folder)
-        return [entry for entry in taken if file_system_s - (known[entry.name] or 0.0) >= LEASE_S]
+        return [entry for entry in taken if file_system_s - (mtimes[entry.name] or 0.0) >= LEASE_S]
 
     def _leave(self, entry: Entry, exit_code: int | None) -> bool:
         """Moves the entry out of taken/, to wait again or to its end. Returns False if another agent was faster."""

@@ -65,25 +65,25 @@ def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: b
     both = arms | {f"{name} with {equal}": [*arm, equal] for name, arm in arms.items()}
     all_facts = arm_process.facts_of_arms({name: (REPO, arm) for name, arm in both.items()}, results)
     facts = {name: all_facts[name] for name in arms}
-    tracks = list(dict.fromkeys(known["track"] for known in facts.values()))
+    tracks = list(dict.fromkeys(found["track"] for found in facts.values()))
     if len(tracks) > 1:
         raise ValueError(f"track={' and '.join(tracks)}: the arms of a study run on one track")
     planning.refuse_laxer(tracks[0], {"alpha": study["alpha"] / 2})
     if not anyway:
-        planning.refuse_identical({name: known for name, known in all_facts.items() if name not in arms})
+        planning.refuse_identical({name: found for name, found in all_facts.items() if name not in arms})
         planning.refuse_incomparable(facts, {})
     question.refuse_unanswerable("loss", facts)
     row = next(iter(facts.values()))["row"]
     if (metric := metric_of([row])) != VAL_LOSS:
         study["metric"] = [metric.name, metric.unit, metric.direction]
     study["tokens"] = row["num_steps"] * row["batch_tokens"]
-    what = [sorted(arguments), [known["source_sha256"] for known in facts.values()]]
-    sweep_id = f"study-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]}"
+    identity = [sorted(arguments), [found["source_sha256"] for found in facts.values()]]
+    sweep_id = f"study-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
         study = sweep.read_study(results / sweep.FOLDER / sweep_id)
     budget_s = _budget_s(study, budget) if study["num_trials"] is None else None
     if budget_s is not None:
-        ids = [known["config_id"] for known in facts.values()]
+        ids = [found["config_id"] for found in facts.values()]
         if (known_s := earlier_s(tracks, ids)).keys() >= set(ids):
             num_trials(study, budget, budget_s / sum(known_s[config_id] for config_id in ids))
     folder = sweep.begin(results, sweep_id, command, [], budget_s)
@@ -93,21 +93,21 @@ def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: b
 
 def _parsed(arguments: Sequence[str]) -> tuple[sweep.Study, str]:
     """Returns (study.json without its tokens and trials, the budget as typed)."""
-    typed = {key: value for key, _, value in (word.partition("=") for word in arguments)}
+    typed = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     for key in ("tune", "budget"):
         if not typed.get(key):
             raise ValueError(f"{key} is not given: {EXAMPLE}")
     if "on" in typed:
         raise ValueError(f"on={typed['on']}: a study always asks for loss and time to the same loss: omit it")
-    rest = [word for word in arguments if word.partition("=")[0] not in OURS]
-    axes = [word for word in rest if not overrides.plain(word)]
+    rest = [argument for argument in arguments if argument.partition("=")[0] not in OURS]
+    axes = [argument for argument in rest if not overrides.plain(argument)]
     if len(axes) != 1:
         raise ValueError(f"{' '.join(axes) or 'no arms'}: give the arms as one setting with several values: {EXAMPLE}")
     race = plan.parse_request(["A=", "B=", *(f"{key}={typed[key]}" for key in ("n", "alpha", "seed") if key in typed)])
     if race.get("sequential"):
         raise ValueError(f"n={typed['n']}: a study's race has a fixed number of runs: give n={plan.N}")
     planning.check(race)
-    common = [word for word in rest if word != axes[0]]
+    common = [argument for argument in rest if argument != axes[0]]
     points = multirun.points([axes[0]], this_machine()) or []
     arms = {_name(arm[0]): arm for arm in points}
     if len(arms) < max(2, len(points)):
@@ -128,9 +128,9 @@ def _parsed(arguments: Sequence[str]) -> tuple[sweep.Study, str]:
     return study, typed["budget"]
 
 
-def _name(word: str) -> str:
+def _name(override: str) -> str:
     """Returns the name of an arm in a race: optim=adamw -> Adamw."""
-    key, _, value = word.partition("=")
+    key, _, value = override.partition("=")
     text = re.sub(r"\W+", "_", value).strip("_")
     text = text if text[:1].isalpha() else f"{key.rpartition('.')[2]}_{text}"
     return text[:1].upper() + text[1:]

@@ -82,15 +82,15 @@ def audit_clock(folder: Path, say: Say) -> off_clock.Account:
     job = job_of(record, say)
     assert job.script is not None
     about = {"run": f"{run['track']}/{run['run_id']}", "kind": CLOCK}
-    made = Path(tempfile.mkdtemp(prefix="speedrun-samples-"))
+    scratch = Path(tempfile.mkdtemp(prefix="speedrun-samples-"))
     try:
-        audited = _launched(job.with_look(False), about, {line_sampler.VARIABLE: made})
+        audited = _launched(job.with_look(False), about, {line_sampler.VARIABLE: scratch})
         if audited["status"] != "complete":
             raise ValueError(f"{folder.name}: the audit run ended as {audited['status']}: {audited['failure']}")
-        samples = made / line_sampler.FILE
+        samples = scratch / line_sampler.FILE
         lines = samples.read_text().splitlines() if samples.exists() else []
     finally:
-        shutil.rmtree(made)
+        shutil.rmtree(scratch)
     stamps_ns = [(line.t_ns, line.is_val) for line in printed_times.events(step_files.read(audited["folder"]))]
     sources = {
         name.removeprefix("script/"): path.read_text(errors="replace") for name, path in job.script.sources.items()
@@ -135,24 +135,24 @@ def refuse(record: Recorded, own_data_too: bool = False) -> None:
 def job_of(record: Recorded, say: Say) -> Job:
     """Returns the run as a job of today. Raises ValueError if its settings or code are not here."""
     run, hardware = record.run, record.run["hardware"]
-    overrides = [word for word in record.overrides if not word.lstrip("+~").startswith(LEFT_OUT)]
+    overrides = [value for value in record.overrides if not value.lstrip("+~").startswith(LEFT_OUT)]
     overrides += [f"seed={run['seed']}", f"hardware.device={hardware['device']}"]
     overrides += [f"hardware.num_processes={hardware['num_processes']}"]
     overrides = list(dict.fromkeys(overrides))
     if run.get("script"):
         for key in ("path", "root"):
-            if word := record.config["script"].get(key):
-                is_inside = word.startswith("./")  # inside the checkout
-                overrides.append(f"script.{key}={REPO / word[2:] if is_inside else os.path.expanduser(word)}")
+            if value := record.config["script"].get(key):
+                is_inside = value.startswith("./")  # inside the checkout
+                overrides.append(f"script.{key}={REPO / value[2:] if is_inside else os.path.expanduser(value)}")
     job = prepare(overrides, say=lambda text: say("data", text))
     if job.script:
         differing = job.script.sha256_by_name != run["script"]["sha256_by_file"]
     else:
         differing = job.source_sha256 != run["code"]["source_sha256"]
     if differing or job.config_id != run["config_id"]:
-        what = "sources" if differing else "settings"
+        part = "sources" if differing else "settings"
         remedy = "check out what the run used, then audit it"
-        raise ValueError(f"{record.folder.name}: the {what} here differ from the record's: {remedy}")
+        raise ValueError(f"{record.folder.name}: the {part} here differ from the record's: {remedy}")
     return job
 
 
@@ -182,11 +182,11 @@ def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[di
     seed = random.SystemRandom().getrandbits(63)
     eos_token, root = datasets.chosen(job.config.data).eos_token, data_root()
     root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as made:
+    with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as scratch:
         val_tokens = job.config.goal.val_tokens
-        dataset, facts = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(made), seed)
+        dataset, facts = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(scratch), seed)
         about = {"run": name, "kind": kind, "seed": seed, **facts}
-        folders = {"SPEEDRUN_RESULTS": results, "SPEEDRUN_DATA": Path(made)}
+        folders = {"SPEEDRUN_RESULTS": results, "SPEEDRUN_DATA": Path(scratch)}
         run = _launched(dataclasses.replace(job, dataset=dataset), about, folders)
     if failures.is_interrupt(run["failure"]):
         raise KeyboardInterrupt
@@ -210,13 +210,13 @@ def passed_here(results: Path, run: Facts, audit: certificates.Audit) -> bool:
                 return False
         except (Damaged, OSError):
             return False
-        made, nats = cast(Run, run_folder.read(folder)), list(step_files.validations(folder).values())
+        rerun, nats = cast(Run, run_folder.read(folder)), list(step_files.validations(folder).values())
         is_its_own = (
-            made["config_id"] == run["config_id"] and made["code"]["source_sha256"] == run["code"]["source_sha256"]
+            rerun["config_id"] == run["config_id"] and rerun["code"]["source_sha256"] == run["code"]["source_sha256"]
         )
-        if not is_its_own or (made.get("audit") or {}).get("kind") != kind["kind"]:
+        if not is_its_own or (rerun.get("audit") or {}).get("kind") != kind["kind"]:
             return False
-        verdict = counterfactual.verdict(kind["kind"], made["audit"], run["metrics"]["val_loss"] or 0.0, nats)
+        verdict = counterfactual.verdict(kind["kind"], rerun["audit"], run["metrics"]["val_loss"] or 0.0, nats)
         return bool(verdict["outcome"] == PASSED)
 
     return audit["outcome"] == PASSED and bool(kinds) and all(map(passed, kinds))

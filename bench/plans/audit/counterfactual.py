@@ -207,15 +207,15 @@ def _uniform(
 
 def _write_random(files: Sequence[ShardFile], draw: Draw, folder: Path) -> tuple[ShardFile, ...]:
     """Writes random files. Files of one size are links to one file, because nothing is gained by remembering it."""
-    made: dict[int, Path] = {}
+    by_size: dict[int, Path] = {}
     written = []
     for file in files:
         path = _path(folder, file)
-        if file.num_tokens in made:
-            os.link(made[file.num_tokens], path)
+        if file.num_tokens in by_size:
+            os.link(by_size[file.num_tokens], path)
         else:
             shards.write(path, draw(file.num_tokens))
-            made[file.num_tokens] = path
+            by_size[file.num_tokens] = path
         written.append(_shard(path))
     return tuple(written)
 

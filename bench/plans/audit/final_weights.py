@@ -90,9 +90,9 @@ def _examined(folder: Path, run: Mapping[str, Any], job: Job) -> dict[str, Any]:
     cut_NBT = torch.where(is_kept_NBT, tokens_NBT, others_NBT)
     lots_N11 = torch.randint(2, (len(tokens_NBT), 1, 1), generator=draw) == 0
     questions = [torch.where(lots, tokens_NBT, cut_NBT) for lots in (lots_N11, ~lots_N11)]
-    with tempfile.TemporaryDirectory(prefix="speedrun-logits-") as made:
-        answers = _logits(folder, run, job, questions, Path(made))
-        first, second = (_nats(logits_NBTV, targets_NBT) for logits_NBTV in answers)
+    with tempfile.TemporaryDirectory(prefix="speedrun-logits-") as scratch:
+        outputs = _logits(folder, run, job, questions, Path(scratch))
+        first, second = (_nats(logits_NBTV, targets_NBT) for logits_NBTV in outputs)
     nats_NBT, cut_nats_NBT = torch.where(lots_N11, first, second), torch.where(lots_N11, second, first)
 
     moved = [
@@ -124,8 +124,8 @@ def _summary(means: Sequence[float]) -> dict[str, Any]:
     return {"from_logits_nats": nats, "sd_nats": sd_nats, "sd_of_batches_nats": sd_nats, "num_batches": len(means)}
 
 
-def _logits(folder: Path, run: Mapping[str, Any], job: Job, questions: Sequence[Tensor], made: Path) -> list[Tensor]:
-    """Returns the logits [N, B, T, V] that a process each gives for its tokens [N, B, T]; they lie in files below made.
+def _logits(folder: Path, run: Mapping[str, Any], job: Job, questions: Sequence[Tensor], scratch: Path) -> list[Tensor]:
+    """Returns the logits [N, B, T, V] that a process each gives for its tokens [N, B, T]; they lie below scratch.
 
     Raises ValueError if one of them fails or writes anything else, and sandbox.Refused.
     """
@@ -141,17 +141,17 @@ def _logits(folder: Path, run: Mapping[str, Any], job: Job, questions: Sequence[
         argv = [sys.executable, "-m", PROGRAM, str(folder.absolute()), *map(str, questions[0].shape[1:]), *own]
         readable += sandbox.python_files(sys.executable)
         argv, env = sandbox.command(argv, env, readable, limits=limits, cwd=copied.code)
-        answers = []
+        logits = []
         for number, tokens_NBT in enumerate(questions):
-            path = made / str(number)
+            path = scratch / str(number)
             why = _ended(argv, env, tokens_NBT.numpy().tobytes(), path, limits, limit_s)
             num_scores, rest = divmod(path.stat().st_size, 4 * tokens_NBT.numel())
             if why is not None or rest or num_scores < job.dataset.vocab_size:
                 why = why or f"it wrote {path.stat().st_size} bytes"
                 raise ValueError(f"the model could not be evaluated from its weights: {why[:200]}")
             shape = *tokens_NBT.shape, num_scores
-            answers.append(torch.from_file(str(path), size=math.prod(shape), dtype=torch.float32).view(shape))
-    return answers
+            logits.append(torch.from_file(str(path), size=math.prod(shape), dtype=torch.float32).view(shape))
+    return logits
 
 
 def _ended(

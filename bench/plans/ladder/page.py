@@ -145,11 +145,11 @@ def _beside_the_records(rungs: Sequence[Rung]) -> stairs.Panel:
     base_s, base_minutes = lowest["levels"]["to_target_s"]["mean"], lowest["rung"]["minutes"]
     for rung in rungs:
         to_target_s, minutes = rung["levels"]["to_target_s"]["mean"], rung["rung"]["minutes"]
-        here = None if to_target_s is None or base_s is None else to_target_s / base_s
-        there = None if None in (minutes, base_minutes) else minutes / base_minutes
-        texts = [f"{here:.3f}" if here is not None else "missed"] + ([] if there is None else [f"{there:.3f}"])
+        ratio = None if to_target_s is None or base_s is None else to_target_s / base_s
+        record = None if None in (minutes, base_minutes) else minutes / base_minutes
+        texts = [f"{ratio:.3f}" if ratio is not None else "missed"] + ([] if record is None else [f"{record:.3f}"])
         rows.append(
-            stairs.Row(rung["rung"]["name"], ", ".join(texts), here, None, () if here is None else (here,), there)
+            stairs.Row(rung["rung"]["name"], ", ".join(texts), ratio, None, () if ratio is None else (ratio,), record)
         )
     names = ("here", "the records on 8x H100")
     return stairs.Panel("Time to the target", f"relative to {lowest['rung']['name']}", rows, "log", names)
@@ -252,8 +252,8 @@ def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
     """Returns a row per rung, unrounded; changes against the rung below: per cent (_pct), or the metric's unit."""
     rows, metric = [], metric_of(staircase)
     for rung in staircase["rungs"]:
-        known, step = rung["rung"], cast(Mapping[str, Any] | None, rung["step"])
-        row = {"rung": known["name"], "what": known["what"], "num_runs": len(rung["runs"])}
+        facts, step = rung["rung"], cast(Mapping[str, Any] | None, rung["step"])
+        row = {"rung": facts["name"], "what": facts["what"], "num_runs": len(rung["runs"])}
         row |= {"num_reached": rung["num_reached"], "verdict": step and step["verdict"]}
         row["why"] = "; ".join(step["why"]) if step else ""
         for key, (step_key, end) in CHANGES.items():
@@ -266,6 +266,6 @@ def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
             row |= {f"{key}_change_low": change_low, f"{key}_change_high": change_high}
         row["to_target_p_holm"] = step["to_target"]["p_holm"] if step else None
         row[f"target_{metric.name}"] = staircase["target_val_loss"]
-        row |= {f"record_{key}": known[key] for key in RECORD}
+        row |= {f"record_{key}": facts[key] for key in RECORD}
         rows.append(row | {"record_change_pct": step and step["record_pct"]})
     return rows

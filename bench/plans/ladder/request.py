@@ -39,8 +39,8 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
     names, size, settings = _parsed(arguments)
     if size is None:
         size = sizes.for_machine(prepare.this_machine().num_gpus)
-    overrides = [word for word in arguments if "=" in word and word.partition("=")[0] not in (SIZE, *plan.SETTINGS)]
-    if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
+    overrides = [text for text in arguments if "=" in text and text.partition("=")[0] not in (SIZE, *plan.SETTINGS)]
+    if experiment := [text for text in overrides if text.startswith(f"{sizes.GROUP}=")]:
         raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]}: this rung is named twice: name it once")
@@ -53,8 +53,8 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
     if excluded and (names or len(runnable) < 2):
         (name, fault), *further = excluded.items()
         others = f"; {len(further)} others cannot either" if further else ""
-        what = f"{name} cannot run at size={size.name}: {fault}{others}"
-        raise ValueError(f"{what}; name other rungs, or another size: {', '.join(sizes.SIZES)}")
+        problem = f"{name} cannot run at size={size.name}: {fault}{others}"
+        raise ValueError(f"{problem}; name other rungs, or another size: {', '.join(sizes.SIZES)}")
     kept = {  # kept in the plan, so that the page does not depend on today's yamls
         "size": size.name,
         "about": size.about,
@@ -77,16 +77,16 @@ def check(arguments: Sequence[str]) -> None:
 
 def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str, Any]]:
     """Returns (names of rungs, the size if one is given, the race's settings). Raises ValueError."""
-    size_words = [word for word in arguments if word.startswith(f"{SIZE}=")]
-    named_sizes = [sizes.named(word.partition("=")[2]) for word in size_words]
-    settings = plan.parse_request([word for word in arguments if "=" in word and word not in size_words])
+    size_words = [text for text in arguments if text.startswith(f"{SIZE}=")]
+    named_sizes = [sizes.named(text.partition("=")[2]) for text in size_words]
+    settings = plan.parse_request([text for text in arguments if "=" in text and text not in size_words])
     if "on" in settings:
         raise ValueError(f"on={settings['on']}: a ladder always asks for the time to its own target: omit it")
     if "sequential" in settings:
         raise ValueError("n=auto: each change of a ladder is judged once, after all runs: give n=3 or more")
     if settings.pop("arms"):
         raise ValueError("a ladder makes its own arms, the rungs: name rungs, or race others by ./run.sh race")
-    return [word for word in arguments if "=" not in word], named_sizes[-1] if named_sizes else None, settings
+    return [text for text in arguments if "=" not in text], named_sizes[-1] if named_sizes else None, settings
 
 
 # ---- the forecast
@@ -95,7 +95,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
 def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what --dry-run prints, as JSON types. The arguments are what parse() returns."""
     overrides = {name: arm["overrides"] for name, arm in request["arms"].items()}
-    jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in overrides.items()}
+    jobs = {name: prepare.prepare(given, say=lambda text: None, check_own=False) for name, given in overrides.items()}
     ids = {name: identity.config_id(job.config) for name, job in jobs.items()}
     known_s = earlier_s({job.config.track.name for job in jobs.values()}, ids.values())
 
@@ -158,13 +158,13 @@ def change_rows(changed: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[st
     return [(key[0], _values(befores[key].values()), key[1], spans(list(befores[key]), list(changed))) for key in order]
 
 
-def spans(some: Sequence[str], names: Sequence[str]) -> str:
+def spans(chosen: Sequence[str], names: Sequence[str]) -> str:
     """Shortens some of the names, in their order: "r01, r04 to r08", or "every rung" if all are given."""
-    if len(some) == len(names):
+    if len(chosen) == len(names):
         return EVERY
     runs: list[list[str]] = []
     for number, name in enumerate(names):
-        if name in some:
+        if name in chosen:
             if not runs or runs[-1][-1] != names[number - 1]:
                 runs.append([])
             runs[-1].append(name)
@@ -182,27 +182,27 @@ def _values(values: Iterable[str]) -> str:
 # ---- earlier ladders
 
 
-def ended(results: Path, word: str) -> Path:
+def ended(results: Path, name: str) -> Path:
     """Returns the named ladder, or the latest of these results that has ended. Raises ValueError if none has."""
     folders = sorted(path.parent for path in (results / race_folder.FOLDER).glob("*/race.json"))
-    return _ladder(word, folders, "has ended")
+    return _ladder(name, folders, "has ended")
 
 
-def unfinished(results: Path, word: str) -> Path:
+def unfinished(results: Path, name: str) -> Path:
     """Returns the named ladder, or the latest of these results that has not ended. Raises ValueError if all have."""
-    return _ladder(word, state.unfinished(results), "is unfinished")
+    return _ladder(name, state.unfinished(results), "is unfinished")
 
 
-def _ladder(word: str, folders: Iterable[Path], what: str) -> Path:
-    """Returns the ladder that the word names, or the latest of these folders if the word is empty."""
-    if word:
-        folder = named.Lookup().find(word).race
+def _ladder(name: str, folders: Iterable[Path], condition: str) -> Path:
+    """Returns the ladder of this name, or the latest of these folders if it is empty."""
+    if name:
+        folder = named.Lookup().find(name).race
         if folder is None or not _is_ladder(folder):
-            raise ValueError(f"{word}: is not a ladder: ./run.sh ladder begins one, and prints its id")
+            raise ValueError(f"{name}: is not a ladder: ./run.sh ladder begins one, and prints its id")
         return folder
     ladders = [folder for folder in folders if _is_ladder(folder)]
     if not ladders:
-        raise ValueError(f"no ladder {what}: ./run.sh ladder begins one")
+        raise ValueError(f"no ladder {condition}: ./run.sh ladder begins one")
     return ladders[-1]
 
 

@@ -68,8 +68,8 @@ class Rung:
     @property
     def arm(self) -> str:
         """The rung's name as an arm of a race, which begins with a capital letter."""
-        word = re.sub(r"\W", "_", self.name)
-        return word[0].upper() + word[1:] if word[0].isalpha() else f"E{word}"
+        label = re.sub(r"\W", "_", self.name)
+        return label[0].upper() + label[1:] if label[0].isalpha() else f"E{label}"
 
 
 def known_rungs() -> list[Rung]:
@@ -201,7 +201,7 @@ def _derived(rung: Rung, record: schema.Config, size: Size, user_overrides: Sequ
         if sized.model and sized.model.vocab_size is not None:
             wanted["model.vocab_size"] = None  # the data has other tokens than the record's: as many, padded
     own, before = {override.partition("=")[0] for override in user_overrides}, settings_of(sized)
-    return [f"{key}={word(value)}" for key, value in wanted.items() if key not in own and before.get(key) != value]
+    return [f"{key}={literal(value)}" for key, value in wanted.items() if key not in own and before.get(key) != value]
 
 
 def _scaled(
@@ -243,12 +243,12 @@ def _scaled(
     return wanted | ({"stages": stages} if stages else {})
 
 
-def word(value: Any) -> str:
+def literal(value: Any) -> str:
     """Formats a value for Hydra's command line: {first_window_tokens:8,window_tokens:224}."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{word(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{literal(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(word, value)) + "]"
+        return "[" + ",".join(map(literal, value)) + "]"
     return "null" if value is None else str(value)
 
 
@@ -264,5 +264,5 @@ def _changed(record: schema.Config, sized: schema.Config) -> list[tuple[str, str
     """Returns [(setting, the record's value, this size's)] of changed settings that affect how a rung trains."""
     before, after = settings_of(record), settings_of(sized)
     keys = [key for key in before | after if key.startswith(HOW_IT_TRAINS)]
-    changes = [(key, word(before.get(key)), word(after.get(key))) for key in keys]
+    changes = [(key, literal(before.get(key)), literal(after.get(key))) for key in keys]
     return [change for change in changes if change[1] != change[2]]

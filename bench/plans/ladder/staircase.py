@@ -97,7 +97,7 @@ def from_race(folder: Path | str) -> Staircase:
     timed = _timed(arms)
     judge, rungs = Judge(plan, goal, metric), list[Rung]()
     for name, arm in arms.items():
-        known = kept["rungs"][name]
+        entry = kept["rungs"][name]
         runs = [
             _run(row, curve, goal, row["run_id"] in timed, metric)
             for row, curve in zip(arm.rows, curves_of[name], strict=True)
@@ -105,14 +105,14 @@ def from_race(folder: Path | str) -> Staircase:
         step = None
         if rungs:
             below = rungs[-1]
-            step = judge.step((below["rung"]["name"], arms[below["arm"]], below["runs"]), (known["name"], arm, runs))
-            minutes, minutes_below = known["minutes"], below["rung"]["minutes"]
+            step = judge.step((below["rung"]["name"], arms[below["arm"]], below["runs"]), (entry["name"], arm, runs))
+            minutes, minutes_below = entry["minutes"], below["rung"]["minutes"]
             step["record_pct"] = None if None in (minutes, minutes_below) else 100 * (minutes / minutes_below - 1)
         levels = {key: _level(_values(runs, key), is_geometric=True) for key in POSITIVE}
         levels["val_loss"] = _level([run["val_loss"] for run in runs if run["val_loss"] is not None], False)
         num_reached = sum(run["steps_to_target"] is not None for run in runs)
         rungs.append(
-            {"arm": name, "rung": known, "runs": runs, "num_reached": num_reached, "levels": levels, "step": step}
+            {"arm": name, "rung": entry, "runs": runs, "num_reached": num_reached, "levels": levels, "step": step}
         )
     _decide([rung["step"] for rung in rungs if rung["step"]])
     return {
@@ -168,8 +168,8 @@ def _target(
         return None, f"no run of {rung} is complete, and the target would have been what it reaches"
     all_runs = text_table.counted(len(finals), "run")
     worst = metric.sign * max(metric.sign * final for final in finals)
-    word = "highest" if metric.sign > 0 else "lowest"
-    return worst, f"the {word} final {metric.name} of {rung}, of {all_runs}"
+    extreme = "highest" if metric.sign > 0 else "lowest"
+    return worst, f"the {extreme} final {metric.name} of {rung}, of {all_runs}"
 
 
 def _timed(arms: Mapping[str, Arm]) -> set[str]:
@@ -178,7 +178,7 @@ def _timed(arms: Mapping[str, Arm]) -> set[str]:
     """
     ended = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in arms.values()]
     quiet = [[row for row in rows if not row["machine_doubts"]] for rows in ended]
-    is_enough = all(len(left) >= min(2, len(rows)) for left, rows in zip(quiet, ended, strict=True))
+    is_enough = all(len(remaining) >= min(2, len(rows)) for remaining, rows in zip(quiet, ended, strict=True))
     return {row["run_id"] for rows in (quiet if is_enough else ended) for row in rows}
 
 
@@ -236,7 +236,7 @@ class Judge:
         if self.goal is not None:  # as if the runs had ended at the target: that way is compared
             way = {"target": self.goal, "stop_at_target": True, "target_reached": True}
             rows_of = [[row | way for row in rows] for rows in rows_of]
-        answer = eligibility.judge(rows_of[0], rows_of[1], (below[0], above[0]))
+        judged = eligibility.judge(rows_of[0], rows_of[1], (below[0], above[0]))
         designed = design.from_rows(rows_of[0], rows_of[1], self.plan)
         missed = []
         for name, _, runs in (below, above):
@@ -251,7 +251,7 @@ class Judge:
             ]
             for _, arm, runs in (below, above)
         ]
-        if missed or answer.refusals:
+        if missed or judged.refusals:
             timed = [[], []]
         kept = calibration.find_for_rows(timed[0] + timed[1]) if all(timed) else None
         floor_pct = max(effects.MIN_FLOOR_PCT, calibration.floor_for(kept, *map(len, timed)) if kept else 0.0)
@@ -259,11 +259,11 @@ class Judge:
         steps, steps_ms = ([_values(runs, key) for runs in runs_of] for key in ("steps_to_target", "step_ms"))
         return {
             "verdict": "not_comparable",
-            "why": missed + answer.refusals,
+            "why": missed + judged.refusals,
             "to_target": effects.time(timed, floor_pct, self.margin_pct, self.alpha, designed),
             "steps": effects.change([[], []] if missed else steps, self.alpha)[0],
             "val_loss": effects.val_loss(
-                [arm.rows for arm in arms], self.goal, self.p_value, self.margin, None, False, answer
+                [arm.rows for arm in arms], self.goal, self.p_value, self.margin, None, False, judged
             ),
             # only where a step is as many tokens in both can its milliseconds be compared
             "step_ms": effects.change(steps_ms if len(batches) == 1 else [[], []], self.alpha)[0],
@@ -295,7 +295,7 @@ def _level(numbers: Sequence[float], is_geometric: bool) -> Level:
     """Returns the mean of the numbers and its interval; of equal numbers exactly that number, without an interval."""
     if len(set(numbers)) < 2:
         return {"mean": numbers[0] if numbers else None, "ci95": None, "n": len(numbers)}
-    there, back = (math.log, math.exp) if is_geometric else (float, float)
-    moved = [there(number) for number in numbers]
+    forward, back = (math.log, math.exp) if is_geometric else (float, float)
+    moved = [forward(number) for number in numbers]
     edges = stats.mean_interval(moved)
     return {"mean": back(stats.mean(moved)), "ci95": edges and [back(edge) for edge in edges], "n": len(moved)}

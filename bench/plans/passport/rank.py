@@ -102,7 +102,7 @@ class Measurement:
             "figures": [works.figure(case, rounds) for case in alone if (rounds := values.get(case))],
             "collectives": [works.figure(case, rounds) for case in together if (rounds := values.get(case))],
             "under_load": self._under_load,
-            "omitted": [f"{case.what}: {CANNOT if case in values else NO_TIME}" for case in missing],
+            "omitted": [f"{case.label}: {CANNOT if case in values else NO_TIME}" for case in missing],
             "torch_facts": facts,
         }
 
@@ -114,8 +114,8 @@ class Measurement:
         cases = [*alone, *together]
         for number, case in enumerate(cases * NUM_ROUNDS, 1):
             # the first rank decides whether time is left, so that all ranks measure the same cases
-            left = torch.tensor(float(time.monotonic() < self._until_s), device=self._ranks.device)
-            if not (distributed.from_first(left) if self._ranks.world_size > 1 else left).item():
+            has_time = torch.tensor(float(time.monotonic() < self._until_s), device=self._ranks.device)
+            if not (distributed.from_first(has_time) if self._ranks.world_size > 1 else has_time).item():
                 return values
             before = values.get(case, [])
             if before is not None:
@@ -126,7 +126,7 @@ class Measurement:
                 values[case] = None if new_values is None else before + new_values
             if self._ranks.is_first:
                 with open(self._folder / "progress", "a") as file:
-                    file.write(f"{number}/{NUM_ROUNDS * len(cases)} {case.what}\n")
+                    file.write(f"{number}/{NUM_ROUNDS * len(cases)} {case.label}\n")
         return values
 
     def _alone(self, case: Case) -> list[float] | None:

@@ -62,18 +62,18 @@ class Case:
     world_size: int | None = None
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """The name of the figure."""
         parts: list[object] = [self.kind, self.name, self.precision, "x".join(map(str, self.shape or ()))]
         parts.append(format_bytes(self.num_bytes))
         parts.append(self.num_threads and f"{self.num_threads} thread{'s' * (self.num_threads > 1)}")
         parts.append(self.world_size and f"{self.world_size} ranks")
-        return " ".join(str(word) for word in parts if word)
+        return " ".join(str(part) for part in parts if part)
 
     @property
     def facts(self) -> dict[str, Any]:
         """The fields of a Figure that are known before it is measured."""
-        return {"what": self.what} | {name: value for name, value in asdict(self).items() if value is not None}
+        return {"what": self.label} | {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def cases_of_device(device_type: str, num_threads: Sequence[int] = (), has_float8: bool = False) -> list[Case]:
@@ -223,11 +223,11 @@ def wake_ups() -> list[float]:
     """Returns microseconds for a thread to wake from a read of a pipe after a write to it: half of a round trip."""
     (to_read, to_write), (back_read, back_write) = os.pipe(), os.pipe()
 
-    def answers() -> None:
+    def echo() -> None:
         while os.read(to_read, 1) == b"1":
             os.write(back_write, b"1")
 
-    thread = threading.Thread(target=answers)
+    thread = threading.Thread(target=echo)
     thread.start()
     times_us = []
     try:

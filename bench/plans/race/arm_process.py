@@ -65,7 +65,7 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
             if refusal := facts_of[name].get("refused"):
                 raise ValueError(refusal)
             # Older revisions do not report which settings are credentials.
-            typed = [word.partition("=")[0] for word in overrides if credentials.find(word)]
+            typed = [override.partition("=")[0] for override in overrides if credentials.find(override)]
             if hidden := facts_of[name].get("redacted") or typed:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
                 raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
@@ -81,9 +81,9 @@ def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | st
 
 def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict[str, Any]:
     """Returns print_facts() of the code in this folder. Raises ValueError if it refuses the overrides."""
-    if (answer := ask(folder, overrides, environment(results))) is None:
+    if (printed := ask(folder, overrides, environment(results))) is None:
         raise ValueError("that revision's harness has no races yet: choose a later one")
-    return cast(dict[str, Any], answer)
+    return cast(dict[str, Any], printed)
 
 
 def ask(
@@ -143,28 +143,28 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
             jobs[number] = job
         except ValueError as error:
             refused[number] = str(error)
-    ours = [number for number, job in jobs.items() if job.script is None]
-    whys = own_model.refusals([jobs[number].config for number in ours])
-    refused |= {number: why for number, why in zip(ours, whys, strict=True) if why}
+    own = [number for number, job in jobs.items() if job.script is None]
+    whys = own_model.refusals([jobs[number].config for number in own])
+    refused |= {number: why for number, why in zip(own, whys, strict=True) if why}
     env, foreign_cores = machine.environment(), preflight.sample_foreign_cores(ready.SAMPLE_S)
     facts = [{"refused": refused.get(number)} for number in range(len(arms))]
     for number in jobs.keys() - refused.keys():
         job = jobs[number]
         run = initial_record.record_of(job, env, command=())
-        known = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
-        known |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
-        known |= {"own": job.own} if job.own else {}
-        known |= {"redacted": run["redacted"]} if "redacted" in run else {}
+        arm = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
+        arm |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
+        arm |= {"own": job.own} if job.own else {}
+        arm |= {"redacted": run["redacted"]} if "redacted" in run else {}
         checks = [asdict(check) for check in ready.checks(job, env, foreign_cores)]
         hardware = job.config.hardware
-        known |= {"device": hardware.device}
-        known |= {"num_gpus": hardware.ranks_of_node} if hardware.device == "cuda" else {}
-        known |= {"num_nodes": hardware.nodes} if hardware.nodes else {}
+        arm |= {"device": hardware.device}
+        arm |= {"num_gpus": hardware.ranks_of_node} if hardware.device == "cuda" else {}
+        arm |= {"num_nodes": hardware.nodes} if hardware.nodes else {}
         settings = schema.to_dict(job.config)
         (settings["model"] or {}).pop("activation_checkpointing", None)  # it changes losses only by rounding
         changes_losses = {name: settings[name] for name in OF_LOSSES} | {"schedule": settings["goal"]["num_steps"]}
-        known |= {"row": _best_row(job, run), "changes_losses": changes_losses}
-        facts[number] = known | {"preflight": checks}
+        arm |= {"row": _best_row(job, run), "changes_losses": changes_losses}
+        facts[number] = arm | {"preflight": checks}
     return facts
 
 

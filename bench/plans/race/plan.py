@@ -64,40 +64,40 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
     arms: dict[str, dict[str, Any]] = {}
     arguments = _with_revisions(list(arguments))
     pythons, common, settings = dict[str, list[str]](), list[str](), dict[str, Any]()
-    for word in arguments:
-        key, equals, value = word.partition("=")
-        name, dot, what = key.partition(".")
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        name, dot, part = key.partition(".")
         if not equals:
-            raise ValueError(f"{word!r}: write key=value, or A=... for an arm of the race")
+            raise ValueError(f"{argument!r}: write key=value, or A=... for an arm of the race")
         setting = OTHER_WORDS.get(key.lower(), key.lower())
         if key in SETTINGS:
             settings[SETTINGS[key][0]] = _setting(key, value)
         elif setting in SETTINGS and value and "=" not in value:
-            raise ValueError(f"{word}: write {setting}={value} for {SETTINGS[setting][2]}")
-        elif ARM.fullmatch(name) and what == "python":
+            raise ValueError(f"{argument}: write {setting}={value} for {SETTINGS[setting][2]}")
+        elif ARM.fullmatch(name) and part == "python":
             pythons[name] = [f"script.python={value}"]
-        elif ARM.fullmatch(name) and (not dot or what == "rev"):
+        elif ARM.fullmatch(name) and (not dot or part == "rev"):
             arm = arms.setdefault(name, {"overrides": [], "rev": None})
             try:
                 arm.update({"rev": value} if dot else {"overrides": shlex.split(value)})
             except ValueError as error:
-                raise ValueError(f"{word}: {error}") from None
+                raise ValueError(f"{argument}: {error}") from None
         elif ARM.fullmatch(name):  # else B.goal.num_steps=40 would be read as a setting of all arms
-            raise ValueError(f"{word}: all settings of an arm go into one word: write {name}='{what}={value}'")
-        elif len(name) == 1 and not what:
-            raise ValueError(f"{word}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
+            raise ValueError(f"{argument}: all settings of an arm go into one word: write {name}='{part}={value}'")
+        elif len(name) == 1 and not part:
+            raise ValueError(f"{argument}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
         else:
-            common.append(word)
+            common.append(argument)
     if unknown := pythons.keys() - arms.keys():
         name = min(unknown)
         raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
         if arm["rev"] and (root := root_of_script(arm["overrides"])):  # a revision of the script's repository
-            own = [word for word in arm["overrides"] if not word.startswith("script.root=")]
+            own = [argument for argument in arm["overrides"] if not argument.startswith("script.root=")]
             rev = arm["rev"] if PLAIN.fullmatch(arm["rev"]) else f"'{arm['rev']}'"  # quoted for Hydra
             arm |= {"overrides": [*own, f"script.root={root}", f"script.rev={rev}"], "rev": None}
-        seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
+        seeds = [argument for argument in arm["overrides"] if argument.startswith("seed=")]
         if seeds:
             why = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
             raise ValueError(f"{name}={seeds[0]}: {why}")
@@ -109,9 +109,9 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
 
 def _with_revisions(arguments: list[str]) -> list[str]:
     """Returns the words with an arm for each revision: HEAD~1 HEAD -> A.rev=HEAD~1 B.rev=HEAD."""
-    revisions = [word for word in arguments if "=" not in word]
-    others = [word for word in arguments if "=" in word]
-    own = any(ARM.fullmatch(word.partition("=")[0].partition(".")[0]) for word in others)
+    revisions = [argument for argument in arguments if "=" not in argument]
+    others = [argument for argument in arguments if "=" in argument]
+    own = any(ARM.fullmatch(argument.partition("=")[0].partition(".")[0]) for argument in others)
     if revisions and (own or len(revisions) < 2):
         why = "write key=value, or A=... for an arm of the race; two revisions alone are arms too: HEAD~1 HEAD"
         raise ValueError(f"{revisions[0]!r}: {why}")
@@ -122,17 +122,17 @@ def _with_revisions(arguments: list[str]) -> list[str]:
 def root_of_script(overrides: Iterable[str]) -> str | None:
     """Returns the repository whose revisions these settings are raced at: a script's script.root, else the user's
     folder; None without a script, for the harness's."""
-    settings = {key: value for key, _, value in (word.partition("=") for word in overrides)}
+    settings = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     is_script = any(settings.get(key) for key in ("script", "script.path", "script.module", "script.command"))
     return settings.get("script.root") or ("." if is_script else None)
 
 
 def _setting(key: str, value: str) -> Any:
-    _, read, what = SETTINGS[key]
+    _, read, expected = SETTINGS[key]
     try:
         parsed = read(value)
     except (ValueError, KeyError):
-        raise ValueError(f"{key}={value}: it must be {what}") from None
+        raise ValueError(f"{key}={value}: it must be {expected}") from None
     if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
         raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
     return parsed
@@ -196,7 +196,7 @@ def _check(arms: list[str], n: int, chosen: Mapping[str, Any]) -> None:
     for name in arms:
         if not ARM.fullmatch(name):
             raise ValueError(f"{name}: an arm's name begins with a capital letter; letters and digits may follow")
-    for what, value, fits, remedy in (
+    for setting, value, fits, remedy in (
         ("n", n, n >= 2, f"one run has no spread: use 2 or more, usually {N}"),
         ("compilations", m, m > 0 and n % m == 0, f"n={n} does not divide into {m} equal groups: use n={near}"),
         ("looks", ",".join(map(str, looks)), looks[0] >= least and looks[-1] == n, f"{give} {least} to n={n}"),
@@ -205,7 +205,7 @@ def _check(arms: list[str], n: int, chosen: Mapping[str, Any]) -> None:
         ("seed", first_seed, first_seed >= 0, "use 0 or more"),
     ):
         if not fits:
-            raise ValueError(f"{what}={value}: {remedy}")
+            raise ValueError(f"{setting}={value}: {remedy}")
 
 
 def order(

@@ -31,13 +31,13 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False, facts: F
 
     anyway: also on a busy machine and without hope of a verdict; facts: as in planned(). Raises ValueError.
     """
-    made, facts = planned(request, results, anyway, facts)
+    draft, facts = planned(request, results, anyway, facts)
     agree_on_machine(facts, anyway)
-    folder = race_folder.of(results, made["race_id"])
+    folder = race_folder.of(results, draft["race_id"])
     try:
         folder.mkdir(parents=True)
-        atomic.write_json(folder / "plan.json", made)
-        ledger.append(results, "plan", **_facts_of(made))
+        atomic.write_json(folder / "plan.json", draft)
+        ledger.append(results, "plan", **_facts_of(draft))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         why = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
@@ -60,12 +60,12 @@ def planned(
         with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
             code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}
             facts = arm_process.facts_of_arms(code_and_overrides, results)
-    arms = {name: wanted[name] | {key: known[key] for key in KEPT if key in known} for name, known in facts.items()}
+    arms = {name: wanted[name] | {key: found[key] for key in KEPT if key in found} for name, found in facts.items()}
     first = next(iter(facts.values()))
-    others = {known["track"] for known in facts.values()} - {first["track"]}
+    others = {found["track"] for found in facts.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
-    settings["metric"] = metric_of(known["row"] for known in facts.values() if "row" in known)
+    settings["metric"] = metric_of(found["row"] for found in facts.values() if "row" in found)
     refuse_laxer(first["track"], settings)
     if not anyway:
         refuse_identical(facts)
@@ -84,11 +84,11 @@ def _as_the_arms_suggest(
     """Returns defaults of the request's settings: from the arms, their track and the given settings, or random."""
     first = next(iter(facts.values()))
     rules = target.rules_of(first["track"])
-    ids = {known["config_id"] for known in facts.values()}
+    ids = {arm["config_id"] for arm in facts.values()}
     starts = [run["start"] for run in ledger.read(results).runs.values()]
     last_seed = max((start["seed"] or 0 for start in starts if start["config_id"] in ids), default=-1)
     on, why_on = question.chosen(facts, rules.judged)
-    on_gpu = any(known.get("device") == "cuda" for known in facts.values())
+    on_gpu = any(arm.get("device") == "cuda" for arm in facts.values())
     fewest = plan.fewest_compilations(settings["n"], settings.get("sequential") is not None)
     return {key: getattr(rules, key) for key in target.LIMITS} | {
         "margin": rules.loss_margin_nats if settings["metric"] == VAL_LOSS else None,
@@ -108,17 +108,17 @@ def enter(folder: Path, results: Path) -> None:
     Raises ValueError if the plan cannot be read, OSError if it cannot be entered.
     """
     with reading_record(folder / "plan.json"):
-        made = json_file.read(folder / "plan.json", state.Plan)
-        if (folder / "race.json").exists() or ledger.read(results).race_lines(made["race_id"]):
+        draft = json_file.read(folder / "plan.json", state.Plan)
+        if (folder / "race.json").exists() or ledger.read(results).race_lines(draft["race_id"]):
             return
-        facts = _facts_of(made)
+        facts = _facts_of(draft)
     ledger.append(results, "plan", **facts)
 
 
-def _facts_of(made: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_of(draft: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts of a plan's line in the ledger."""
-    ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
-    return {"race_id": made["race_id"], "plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
+    ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in draft["arms"].items()}
+    return {"race_id": draft["race_id"], "plan_sha256": plan.sha256(draft), "baseline": draft["baseline"], "arms": ids}
 
 
 def check(request: Mapping[str, Any]) -> dict[str, str]:
@@ -134,12 +134,12 @@ def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
 
     settings: of a plan; its "metric" is the goal's, val_loss by default.
     """
-    setting_of = {name: word for word, (name, *_) in plan.SETTINGS.items()}
+    setting_of = {name: setting for setting, (name, *_) in plan.SETTINGS.items()}
     for key, value, limit in target.laxer_than_track(track, settings):
-        word = setting_of[key]
-        remedy = f"give {word}={limit:g} or less" if limit else f"leave {word} out"
+        setting = setting_of[key]
+        remedy = f"give {setting}={limit:g} or less" if limit else f"leave {setting} out"
         remedy += ", or race on a track that fixes nothing (track=free)"
-        raise ValueError(f"{word}={value:g}: track {track} allows at most {limit:g}: {remedy}")
+        raise ValueError(f"{setting}={value:g}: track {track} allows at most {limit:g}: {remedy}")
 
 
 class Identical(ValueError):
@@ -148,11 +148,11 @@ class Identical(ValueError):
 
 def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises Identical if two arms have the same config and, as far as it is known, the same code."""
-    for (name, known), (other_name, other) in itertools.combinations(facts.items(), 2):
-        if all(known.get(key) == other.get(key) for key in ("config_id", "source_sha256")):
-            same = f"are the same config ({known['config_id']}) and code and differ by noise alone"
+    for (name, arm), (other_name, other) in itertools.combinations(facts.items(), 2):
+        if all(arm.get(key) == other.get(key) for key in ("config_id", "source_sha256")):
+            same = f"are the same config ({arm['config_id']}) and code and differ by noise alone"
             remedy = "./run.sh calibrate measures that, --anyway races them"
-            if known.get("commit") != other.get("commit"):
+            if arm.get("commit") != other.get("commit"):
                 remedy += "; without script=FILE, revisions are the harness's own and not those of your repository"
             raise Identical(f"{name} and {other_name} {same}: {remedy}")
 
@@ -164,14 +164,14 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
     the way to a target that the race itself measures (a ladder's).
     """
     rows: dict[str, Any] = {}
-    for name, known in facts.items():
-        if "row" in known:  # an older revision's code reports none
-            rows[name] = dict.fromkeys(COLUMNS) | known["row"] | {"run_id": name}
+    for name, arm in facts.items():
+        if "row" in arm:  # an older revision's code reports none
+            rows[name] = dict.fromkeys(COLUMNS) | arm["row"] | {"run_id": name}
             rows[name] |= measured if rows[name]["target"] is None else {}
     baseline = next(iter(facts))
     for name in [name for name in rows if name != baseline and baseline in rows]:
-        answer = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name))
-        refusals = answer.loss_refusals if rows[name].get("budget") else answer.refusals  # a budget asks for the loss
+        judged = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name))
+        refusals = judged.loss_refusals if rows[name].get("budget") else judged.refusals  # a budget asks for the loss
         if refusals:
             why = f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}"
             same = "give all arms the same (what is written beside the arms holds for all)"
@@ -180,7 +180,7 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
 
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:
     """Checks the machine as each arm's own code sees it. Raises ValueError if the race must not go on."""
-    checks = [Check(**check) for known in facts.values() for check in known.get("preflight", ())]
+    checks = [Check(**check) for arm in facts.values() for check in arm.get("preflight", ())]
     with leases.held(gpus_and_nodes(facts)[0]):
         ready.agree(checks, anyway, "the verdict")
 

@@ -70,48 +70,48 @@ def go(
         return finish(folder, results, status, why)
 
 
-def introduce(known: Mapping[str, Any]) -> None:
+def introduce(design: Mapping[str, Any]) -> None:
     """Prints what a plan is going to race, how often, and what would keep its result from being claimed."""
-    if common := race_folder.shared(known["arms"]):
+    if common := race_folder.shared(design["arms"]):
         say("race", f"every arm: {' '.join(common)}")
-    abouts = race_folder.about(known["arms"])
-    for name, arm in known["arms"].items():
+    abouts = race_folder.about(design["arms"])
+    for name, arm in design["arms"].items():
         commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
         say("race", f"{name}: {text_table.middle(abouts[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
-    say("plan", f"{known['race_id']}: {_about_plan(known)}; results stay hidden until it has ended")
-    if "on" in known:
-        say("plan", f"the question: {question.sentence(known)}")
-    for why in _in_the_way_of_a_claim(known):
+    say("plan", f"{design['race_id']}: {_about_plan(design)}; results stay hidden until it has ended")
+    if "on" in design:
+        say("plan", f"the question: {question.sentence(design)}")
+    for why in _in_the_way_of_a_claim(design):
         say("plan", f"the race will have a verdict, but ./run.sh judge refuses a claim: {why}")
 
 
-def _about_plan(known: Mapping[str, Any]) -> str:
+def _about_plan(design: Mapping[str, Any]) -> str:
     """Describes the number of runs, compilations and looks."""
-    looks, compilations, alpha = known["looks"], known.get("compilations", 1), f"alpha {known['alpha']:g}"
+    looks, compilations, alpha = design["looks"], design.get("compilations", 1), f"alpha {design['alpha']:g}"
     groups = f", {compilations} fresh compilations of each arm" * (compilations > 1)
-    if known.get("sequential"):
+    if design.get("sequential"):
         runs = f"{looks[0]} to {looks[-1]} runs of each arm, after a warm-up{groups}"
         return f"{runs}: it ends after the first round that decides, {alpha} for all looks together"
     at = f", looks at {', '.join(map(str, looks))}" * (len(looks) > 1)
-    return f"{known['n']} runs of each arm, after a warm-up{at}{groups}, {alpha}"
+    return f"{design['n']} runs of each arm, after a warm-up{at}{groups}, {alpha}"
 
 
-def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
+def _in_the_way_of_a_claim(design: Mapping[str, Any]) -> Iterator[str]:
     """Yields why the track will accept no claim from this plan, with the settings that it would accept."""
-    settings, rules, track = target.track_settings(known["track"]), target.rules_of(known["track"]), known["track"]
+    settings, rules, track = target.track_settings(design["track"]), target.rules_of(design["track"]), design["track"]
     if not settings.get("fixed"):
         return
-    repeats, first = settings["repeats"], known["looks"][0]
+    repeats, first = settings["repeats"], design["looks"][0]
     if first < repeats:
         after = f"it may end after {text_table.counted(first, 'run')} of each arm"
-        when = f"n={known['n']} is too few" if known["n"] < repeats else after
+        when = f"n={design['n']} is too few" if design["n"] < repeats else after
         yield f"{when}: track {track} requires {repeats} (n={repeats})"
-    if "on" in known and known["on"] not in question.OF_TRACK[rules.judged]:
+    if "on" in design and design["on"] not in question.OF_TRACK[rules.judged]:
         on = question.OF_TRACK[rules.judged][0]
-        yield f"it asks for {known['on']}: track {track} judges {rules.judged} (on={on})"
-    if known.get("compilations", 1) < rules.compilations:
+        yield f"it asks for {design['on']}: track {track} judges {rules.judged} (on={on})"
+    if design.get("compilations", 1) < rules.compilations:
         yield f"track {track} requires compilations={rules.compilations} or more"
 
 
@@ -134,13 +134,13 @@ def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[
     return all_facts
 
 
-def series_of(known: Mapping[str, Any], num_done: int = 0, live: bool = True) -> Series:
+def series_of(design: Mapping[str, Any], num_done: int = 0, live: bool = True) -> Series:
     """Returns the series of a plan's runs. They are all of one kind, so that no arm's own time can be seen."""
-    ids = [arm["config_id"] for arm in known["arms"].values()]
-    known_s = list(earlier_s([known["track"]], ids).values())
+    ids = [arm["config_id"] for arm in design["arms"].values()]
+    known_s = list(earlier_s([design["track"]], ids).values())
     mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
-    fewest = len(ids) * (known["looks"][0] + 1)
-    return Series(["run"] * len(known["order"]), mean_s, num_done, live=live, fewest=fewest)
+    fewest = len(ids) * (design["looks"][0] + 1)
+    return Series(["run"] * len(design["order"]), mean_s, num_done, live=live, fewest=fewest)
 
 
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
@@ -154,14 +154,14 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
-                what = f"its own code ({', '.join(own)}) changed while the race was running"
+                change = f"its own code ({', '.join(own)}) changed while the race was running"
                 remedy = f"put it back and ./run.sh race --resume {race.race_id}, or race revisions"
-                raise ValueError(f"{slot.arm}: {what}: {remedy} ({slot.arm}.rev=HEAD)")
+                raise ValueError(f"{slot.arm}: {change}: {remedy} ({slot.arm}.rev=HEAD)")
             with processes.strays() as end_strays:  # processes of a launcher that its run killed
                 race = _run_one(race, slot, folders[slot.arm], show, series)
-                left = end_strays()
+                strays = end_strays()
             done = race.slots[slot.position]
-            if why := _spoilt(race, done, arm, left):
+            if why := _spoilt(race, done, arm, strays):
                 return "abandoned", why
             if _decided_at_look(race, done):
                 return "stopped_early", f"decided at a planned look, after {race.started()[slot.arm]} runs of each arm"
@@ -236,12 +236,12 @@ class BlindBar:
             self._progress.show()
 
 
-def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], left: Sequence[str]) -> str | None:
-    """Returns why the race cannot end well after this run, or None. left: processes that outlived its launcher."""
+def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -> str | None:
+    """Returns why the race cannot end well after this run, or None. strays: processes that outlived its launcher."""
     run_name, _ = done.attempts[-1]
     run = arm_process.record_of(race.results, run_name)
-    if left:
-        return f"{run_name} of {done.arm} left {', '.join(left)}, which has been ended and may have slowed other runs"
+    if strays:
+        return f"{run_name} of {done.arm} left {', '.join(strays)}, which has been ended and may have slowed other runs"
     if run and run["failure"] and run["failure"]["kind"] == failures.ESCAPED:
         return f"{run_name} of {done.arm}: {run['failure']['message']}"
     if not done.is_done and "stop" in (race.plan.get("sequential") or {}):

@@ -117,18 +117,18 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
     with reading_record(folder / "plan.json"):
-        known = json_file.read(folder / "plan.json", Plan)
+        design = json_file.read(folder / "plan.json", Plan)
         slots = [
             Slot(number, turn["arm"], turn["seed"], turn["discarded"], turn.get("compilation", 0))
-            for number, turn in enumerate(known["order"])
+            for number, turn in enumerate(design["order"])
         ]
         arms = {slot.arm for slot in slots}
-        if arms != set(known["arms"]) or known["baseline"] not in arms or known["n"] != max(known["looks"]):
+        if arms != set(design["arms"]) or design["baseline"] not in arms or design["n"] != max(design["looks"]):
             why = "its arms, baseline, n and looks disagree: restore it, or race again"
             raise ValueError(f"is not a race's plan: {why}")
-    lines = (book or ledger.read(results)).race_lines(known["race_id"])
+    lines = (book or ledger.read(results)).race_lines(design["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
-    if planned != [plan.sha256(known)]:
+    if planned != [plan.sha256(design)]:
         why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
         raise ValueError(f"{folder}/plan.json: {why}")
     for run, events in ledger.runs_of(lines).items():
@@ -144,7 +144,7 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
             with contextlib.suppress(ValueError):
                 status = run_folder.read(results / run)["status"]
         slots[position].attempts.append((run, status))
-    return State(folder, results, known, cast(list[dict[str, Any]], lines), slots)
+    return State(folder, results, design, cast(list[dict[str, Any]], lines), slots)
 
 
 def unfinished(results: str | Path) -> list[Path]:
@@ -168,8 +168,8 @@ def as_json(
     state: State, status: str, why: str | None, ended_at: str, result: race_folder.Result | None
 ) -> race_folder.Race:
     """Returns race.json, the outcome of the plan."""
-    known, arms = state.plan, {}
-    for name, facts in known["arms"].items():
+    design, arms = state.plan, {}
+    for name, facts in design["arms"].items():
         runs = {"runs": state.runs(name), "warm_up_runs": state.runs(name, True)}
         arms[name] = facts | runs | {"interrupted_runs": state.interrupted(name)}
     return {
@@ -177,17 +177,17 @@ def as_json(
         "race_id": state.race_id,
         "status": status,
         "why": why,
-        "track": known["track"],
-        "started_at": known["made_at"],
+        "track": design["track"],
+        "started_at": design["made_at"],
         "ended_at": ended_at,
-        "baseline": known["baseline"],
-        "plan": known,
-        "plan_sha256": plan.sha256(known),
+        "baseline": design["baseline"],
+        "plan": design,
+        "plan_sha256": plan.sha256(design),
         "arms": arms,
         "order": [
             {"position": slot.position, **turn, "run": slot.attempts[-1][0] if slot.is_done else None}
             | {"status": slot.status}
-            for slot, turn in zip(state.slots, known["order"], strict=True)
+            for slot, turn in zip(state.slots, design["order"], strict=True)
         ],
         "looks": state.looks,
         "unplanned_look": state.has_unplanned_look,

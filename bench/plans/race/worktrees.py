@@ -74,11 +74,11 @@ def remove(repo: Path | str, name: str) -> None:
 @contextlib.contextmanager
 def checked_out(repo: Path | str, commits: Mapping[str, str], prefix: str = "") -> Iterator[dict[str, Path]]:
     """Yields {name: path of its worktree, prefix + name} of {name: commit} within the block. Raises ValueError."""
-    made = {}
+    worktrees = {}
     try:
         for name, commit in commits.items():
-            made[name] = add(repo, prefix + name, commit)
-        yield made
+            worktrees[name] = add(repo, prefix + name, commit)
+        yield worktrees
     finally:
-        for name in made:
+        for name in worktrees:
             remove(repo, prefix + name)

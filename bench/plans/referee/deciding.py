@@ -276,7 +276,7 @@ def replay(search: Search) -> Iterator[str]:
     book = ledger.read(search.results)
     yield from (f"ledger: {fault}" for fault in book.faults)
     kept: list[bool] = []
-    known = {search.calibration["race_id"]} if search.calibration else set()
+    known_races = {search.calibration["race_id"]} if search.calibration else set()
     for submission in search.submissions.values():
         decided = submission.decided
         if submission.level is not None:
@@ -286,7 +286,7 @@ def replay(search: Search) -> Iterator[str]:
         if decided is None:
             continue
         races = decided.get("races") or []
-        known |= set(races)
+        known_races |= set(races)
         if decided["decision"] != "refused":
             for fault in _faults(search, submission, races, book):
                 yield f"submission {submission.number}: {fault}"
@@ -298,7 +298,7 @@ def replay(search: Search) -> Iterator[str]:
             kept.append(decided["decision"] == "keep")
     planned = [line.get("race_id") or "" for line in book.lines if line["event"] == "plan"]
     for race_id in planned if not search.open else ():
-        if f"-{search.name}-" in race_id and race_id not in known:
+        if f"-{search.name}-" in race_id and race_id not in known_races:
             yield f"{race_id}: a race of this search that the journal does not have"
 
 

@@ -76,14 +76,14 @@ def _staircase(search: Search) -> Safe:
 
 def _row(search: Search, entry: Submission) -> list[object]:
     decided: Any = entry.decided or {"decision": "open", "why": "", "spent_s": 0.0}
-    word = decided["decision"]
+    decision = decided["decision"]
     about = without_folders(private.redact(entry.about, REPO))
     note = f": {entry.note}" * bool(entry.note) + f", by {entry.author}" * bool(entry.author)
     reasons = deciding.reasons(search, entry)
     lines = [f"<b>{html.escape(about)}</b>{html.escape(note)}", *map(html.escape, reasons)]
     submitted = Shown(f"{about}{note}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [
-        coloured(f"{entry.number} {word}{', luck' * _was_luck(entry)}", f"badge {COLOURS[word]}"),
+        coloured(f"{entry.number} {decision}{', luck' * _was_luck(entry)}", f"badge {COLOURS[decision]}"),
         submitted,
         _numbers(search, decided.get("gain"), decided.get("ci95")),
         f"{search.device_s(decided['spent_s']):.0f}",
@@ -92,7 +92,7 @@ def _row(search: Search, entry: Submission) -> list[object]:
 
 def without_folders(settings: str) -> str:
     """Shortens the paths among settings to the file and the folder it is in."""
-    return " ".join("=".join(map(brief, word.split("=", 1))) for word in settings.split(" "))
+    return " ".join("=".join(map(brief, setting.split("=", 1))) for setting in settings.split(" "))
 
 
 def _numbers(search: Search, gain: float | None, interval: list[float] | None) -> str:

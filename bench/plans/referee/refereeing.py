@@ -65,14 +65,14 @@ def begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
 def _begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
     if submissions.program_of(champion) and not settings["trust"]:
         champion = {**champion, "overrides": [*champion["overrides"], submissions.SANDBOX]}
-    made, _ = planning.planned({"arms": {"A": champion, "B": champion}}, results, anyway=True)
-    on = settings["on"] or question.OF_TRACK[target.rules_of(made["track"]).judged][0]
+    draft, _ = planning.planned({"arms": {"A": champion, "B": champion}}, results, anyway=True)
+    on = settings["on"] or question.OF_TRACK[target.rules_of(draft["track"]).judged][0]
     if on not in QUESTIONS:
         raise ValueError(f"on={on}: a search asks for {', '.join(QUESTIONS)}")
     if settings.get("is_effect_pct") and on == "loss":
-        what = f"effect={settings['effect']:g}%"
-        raise ValueError(f"{what}: a search for a lower loss looks for a difference: effect=0.02 is 0.02 nats")
-    name = f"{made['race_id'][:16]}-{made['track']}-{secrets.token_hex(2)}"
+        problem = f"effect={settings['effect']:g}%"
+        raise ValueError(f"{problem}: a search for a lower loss looks for a difference: effect=0.02 is 0.02 nats")
+    name = f"{draft['race_id'][:16]}-{draft['track']}-{secrets.token_hex(2)}"
     folder = results / searches.FOLDER / name
     folder.mkdir(parents=True)
     champion = submissions.frozen(champion, folder / "champion")
@@ -151,11 +151,11 @@ def _refuse_blind(search: Search) -> None:
     left_s = budget_s - search.spent_s
     if cost_s(search, effect) > left_s:
         seen = sight(search, left_s)
-        what = "nothing" if math.isinf(seen) else search.shown(seen)
+        least = "nothing" if math.isinf(seen) else search.shown(seen)
         why = f"this search has ended: to show {search.shown(effect)} takes {cost_s(search, effect):.0f} s"
         searches.append(search, "search_end", why=why)
         remedy = "give a longer budget, a larger effect, shorter runs or a quieter machine"
-        raise ValueError(f"{why}, but {left_s:.0f} s are left, in which this machine can show {what}: {remedy}")
+        raise ValueError(f"{why}, but {left_s:.0f} s are left, in which this machine can show {least}: {remedy}")
 
 
 def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> tuple[Search, int]:
@@ -242,7 +242,7 @@ def _audit_run(search: Search, run: Path, arm: Arm) -> None:
     if certificates.read_audit(run) is not None:
         return
     has_weights = (run / run_folder.WEIGHTS).is_file()  # a script's are its own
-    kinds = [word for kind in AUDITS if has_weights or kind != certificates.WEIGHTS for word in ("--only", kind)]
+    kinds = [option for kind in AUDITS if has_weights or kind != certificates.WEIGHTS for option in ("--only", kind)]
     tail = _by_its_code(search, arm, ("bench", "audit"), [str(run), "--quiet", *kinds], search.results)
     if certificates.read_audit(run) is None:
         why = tail.strip().removeprefix("audit").strip().removeprefix(f"{run.name}: ")  # the last line of its output
@@ -333,7 +333,7 @@ def _refuse(search: Search, submission: Submission) -> Facts | None:
             raise Refused(f"{path.name}: is not valid Python: {error}") from None
     request = {"arms": _arms(search.champion, submission.arm), "on": search.settings["on"]}
     try:
-        made, facts = planning.planned(request, search.results)
+        draft, facts = planning.planned(request, search.results)
     except planning.Identical:
         raise Refused("it has the same config and code as the champion: there is nothing to race") from None
     except ValueError as error:
@@ -342,7 +342,7 @@ def _refuse(search: Search, submission: Submission) -> Facts | None:
     for name in GOAL:  # a yaml of a diff can set anything (# @package _global_)
         if (was := goals[0].get(name)) != (now := goals[1].get(name)):
             raise Refused(f"{name} is {now}, and {was} of the champion: a submission does not change the goal")
-    deviations = [set(made["arms"][name]["deviations"]) for name in "AB"]
+    deviations = [set(draft["arms"][name]["deviations"]) for name in "AB"]
     if new_deviations := sorted(deviations[1] - deviations[0]):
         raise Refused(f"the track does not allow it: {new_deviations[0]}")
     assert search.calibration is not None

@@ -84,7 +84,7 @@ def serve(search: Search, socket: Path) -> None:
 
 
 async def _serve(search: Search, socket: Path) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             try:
                 while line := await reader.readline():
@@ -103,7 +103,7 @@ async def _serve(search: Search, socket: Path) -> None:
     socket.unlink(missing_ok=True)
     mask = os.umask(0o177)
     try:
-        server = await asyncio.start_unix_server(answer, socket, limit=MAX_LINE_BYTES)
+        server = await asyncio.start_unix_server(handle, socket, limit=MAX_LINE_BYTES)
     finally:
         os.umask(mask)
     async with server:

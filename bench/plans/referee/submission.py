@@ -45,7 +45,7 @@ class Program(NamedTuple):
 
 def program_of(arm: Arm) -> Program | None:
     """Returns the script of an arm; None if it trains one of our models."""
-    settings = dict(word.partition("=")[::2] for word in arm["overrides"])
+    settings = dict(override.partition("=")[::2] for override in arm["overrides"])
     path, root = settings.get("script.path", settings.get("script")), settings.get("script.root")
     if path is None and root is None:
         return None
@@ -60,16 +60,16 @@ def frozen(arm: Arm, folder: Path) -> Arm:
     program = program_of(arm)
     if program is None:
         return arm
-    if any(word.startswith("script.rev=") for word in arm["overrides"]):
+    if any(override.startswith("script.rev=") for override in arm["overrides"]):
         raise ValueError("script.rev: a search starts from files: check the revision out, and give that folder")
     return _with_program(arm, program._replace(root=_copied(program, arm, folder)))
 
 
 def is_code(arguments: Sequence[str]) -> bool:
     """Returns whether a submission is more than settings. model.arch=mine.py:Net is code too. Raises ValueError."""
-    if any("=" not in word or word.startswith(OF_PROGRAM) for word in arguments):
+    if any("=" not in argument or argument.startswith(OF_PROGRAM) for argument in arguments):
         return True
-    waiting = [overrides.parsed(word).value() for word in arguments if word.startswith(OF_OURS)]
+    waiting = [overrides.parsed(argument).value() for argument in arguments if argument.startswith(OF_OURS)]
     while waiting:
         value = waiting.pop()
         if user_code.is_import_path(value):  # also an interpolation with a resolver
@@ -85,11 +85,11 @@ def stored(arguments: Sequence[str], champion: Arm, folder: Path, ref: str, trus
     code runs in a sandbox, and what would also run in a launcher is refused.
     """
     if not trust and program_of(champion) is None and is_code(arguments):
-        for word in arguments:
-            if "=" in word and is_code([word]) and not OF_A_FILE.fullmatch(word):
-                raise ValueError(f"{word}: only the code of model.arch=FILE.py:CLASS {TRUST}")
+        for part in arguments:
+            if "=" in part and is_code([part]) and not OF_A_FILE.fullmatch(part):
+                raise ValueError(f"{part}: only the code of model.arch=FILE.py:CLASS {TRUST}")
         sandbox.kind()  # raises Refused if there is none
-        arguments = [_of_copies(word, folder) if OF_A_FILE.fullmatch(word) else word for word in arguments]
+        arguments = [_of_copies(part, folder) if OF_A_FILE.fullmatch(part) else part for part in arguments]
         champion = {**champion, "overrides": list(dict.fromkeys([*champion["overrides"], CONFINED]))}
     if not arguments:
         raise ValueError("nothing was submitted: name a diff, a folder, script=PATH or key=value")
@@ -134,12 +134,12 @@ def _of_copies(setting: str, folder: Path) -> str:
 
 
 def _arm_from_settings(settings: Sequence[str], champion: Arm) -> Arm:
-    for word in settings:
-        key, equals, _ = word.partition("=")
+    for override in settings:
+        key, equals, _ = override.partition("=")
         if not equals or not any(key == name or key.startswith((f"{name}.", f"{name}/")) for name in ALLOWED):
-            raise ValueError(f"{word}: a submission can change only {', '.join(ALLOWED)}")
-    keys = {word.partition("=")[0] for word in settings}
-    kept = [word for word in champion["overrides"] if word.partition("=")[0] not in keys]
+            raise ValueError(f"{override}: a submission can change only {', '.join(ALLOWED)}")
+    keys = {override.partition("=")[0] for override in settings}
+    kept = [override for override in champion["overrides"] if override.partition("=")[0] not in keys]
     return {**champion, "overrides": [*kept, *settings]}
 
 
@@ -191,7 +191,7 @@ def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
 
 
 def _with_program(arm: Arm, program: Program) -> Arm:
-    rest = [word for word in arm["overrides"] if not word.startswith(OF_PROGRAM)]
+    rest = [override for override in arm["overrides"] if not override.startswith(OF_PROGRAM)]
     if program.is_rooted:
         settings = [f"script.root={program.root}", *([f"script={program.file}"] if program.file else [])]
     else:
@@ -229,7 +229,7 @@ def diff(before: Arm, after: Arm) -> str:
     """Returns the differences between two arms: settings, and the sources of a script or of our own models."""
     kept = set(before["overrides"]) & set(after["overrides"])
     old, new = (
-        [f"{word}\n" for word in arm["overrides"] if word not in kept and not word.startswith(OF_PROGRAM)]
+        [f"{setting}\n" for setting in arm["overrides"] if setting not in kept and not setting.startswith(OF_PROGRAM)]
         for arm in (before, after)
     )
     lines = list(difflib.unified_diff(old, new, "settings", "settings"))

@@ -87,10 +87,10 @@ def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
                 except git.Failed:  # only skipped commits are left: git ends with an error
                     break
             good_refs = git.run(folder, "for-each-ref", "--format=%(objectname)", "refs/bisect/good-*").split()
-            left = git.run(folder, "rev-list", "refs/bisect/bad", "--not", *good_refs).split()
+            remaining = git.run(folder, "rev-list", "refs/bisect/bad", "--not", *good_refs).split()
         finally:
             git.ask(folder, "bisect", "reset")
-    return Ended(left, answers)
+    return Ended(remaining, answers)
 
 
 def subject(repo: Path, commit: str) -> str:

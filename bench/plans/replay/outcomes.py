@@ -117,9 +117,9 @@ def _on_the_same_machine(where: str, ours: Losses, twins: Sequence[Losses]) -> O
         why = f"{same}, and only a second replay can show whether this run is deterministic"
         return Outcome(UNDECIDED, why, needs=TWIN)
     if apart := _differing(ours, twins[0]):
-        step, what = apart[0]
+        step, kind = apart[0]
         values = f"{_shown(ours.get(apart[0]))} and {_shown(twins[0].get(apart[0]))}"
-        why = f"two replays here also differ from each other, in {what} of step {step}: {values}"
+        why = f"two replays here also differ from each other, in {kind} of step {step}: {values}"
         return Outcome(UNDECIDED, f"{where}; {why}: the run is not deterministic on this machine; {FRESH_SEEDS}")
     return Outcome(DIFFERS, f"{same}, and two replays here agree with each other: only identical losses hold")
 
@@ -129,7 +129,7 @@ def _elsewhere(
 ) -> Outcome:
     """Returns the outcome on another machine. replays: losses of each, the first of one that ran as the record did."""
     ours = replays[0]
-    lasts = [[loss for (_, what), loss in losses.items() if what == "val_loss"][-1:] for losses in (theirs, ours)]
+    lasts = [[loss for (_, kind), loss in losses.items() if kind == "val_loss"][-1:] for losses in (theirs, ours)]
     end = ""
     if all(lasts) and not math.isnan(lasts[0][0] - lasts[1][0]):
         end = f"; the last val_loss is {abs(lasts[0][0] - lasts[1][0]):.2g} nats away"
@@ -143,8 +143,8 @@ def _elsewhere(
         if not _are_numbers(theirs.get(key), ours.get(key)):
             agree = len({_are_numbers(losses.get(key)) for losses in replays}) == 1
             why = "rounding cannot explain it" if agree else "the replays do not agree on it either"
-            word = DIFFERS if agree and conditions.may_refuse else UNDECIDED
-            return Outcome(word, f"{_where(key, theirs, ours)}: {why}")
+            verdict = DIFFERS if agree and conditions.may_refuse else UNDECIDED
+            return Outcome(verdict, f"{_where(key, theirs, ours)}: {why}")
     moved = moved_by_rounding(fracs_between(theirs, ours), pairs, _least(theirs, conditions))
     share = max(moment.share for moment in moved)
     if share <= HOLDS_SHARE:
@@ -156,27 +156,27 @@ def _elsewhere(
     is_refused = conditions.may_refuse and share > REFUSED_SHARE
     limit = REFUSED_SHARE if is_refused else HOLDS_SHARE
     first = min((moment for moment in moved if moment.share > limit), key=lambda moment: moment.step)
-    what = f"the training losses up to step {first.step} differ"
-    if first.what == "val_loss":
-        what = _where((first.step, first.what), theirs, ours)
-    what += f", {first.share:.3g} times the effect of rounding on this run"
+    text = f"the training losses up to step {first.step} differ"
+    if first.kind == "val_loss":
+        text = _where((first.step, first.kind), theirs, ours)
+    text += f", {first.share:.3g} times the effect of rounding on this run"
     needs = PERTURBED if conditions.is_cpu and num_perturbed < len(perturbations(conditions.dtype)) else None
     if is_refused:
         trained = [step for step, kind in _differing(theirs, ours) if kind == "train_loss" and step <= first.step]
-        room = "" if first.what == "train_loss" or trained else "; every training loss before it is the same"
-        return Outcome(DIFFERS, f"{what} (more than {REFUSED_SHARE:g} is refused){room}{end}", share=share, needs=needs)
+        room = "" if first.kind == "train_loss" or trained else "; every training loss before it is the same"
+        return Outcome(DIFFERS, f"{text} (more than {REFUSED_SHARE:g} is refused){room}{end}", share=share, needs=needs)
     between = f"up to {HOLDS_SHARE:g} holds" + f", more than {REFUSED_SHARE:g} is refused" * conditions.may_refuse
-    return Outcome(UNDECIDED, f"{what} ({between}){end}; {FRESH_SEEDS}", share=share, needs=needs)
+    return Outcome(UNDECIDED, f"{text} ({between}){end}; {FRESH_SEEDS}", share=share, needs=needs)
 
 
-def _least(theirs: Losses, conditions: Conditions) -> dict[str, float]:
+def _least(recorded: Losses, conditions: Conditions) -> dict[str, float]:
     """Returns the smallest effect of rounding on each kind of loss; a script's last printed digit may always differ."""
     least = dict(first_frac(conditions.dtype))
     if conditions.is_script:
-        for what in LOSSES:
-            losses = [loss for (_, kind), loss in theirs.items() if kind == what and loss]
+        for name in LOSSES:
+            losses = [loss for (_, kind), loss in recorded.items() if kind == name and loss]
             digits = max((len(repr(loss).partition(".")[2]) for loss in losses), default=0)
-            least[what] = max([least[what], *(10.0**-digits / abs(loss) for loss in losses)])
+            least[name] = max([least[name], *(10.0**-digits / abs(loss) for loss in losses)])
     return least
 
 
@@ -199,10 +199,10 @@ def _are_numbers(*values: float | None) -> bool:
 
 
 def _where(key: Key, theirs: Losses, ours: Losses) -> str:
-    step, what = key
+    step, kind = key
     if key not in theirs:
-        return f"the replay has a {what} at step {step} that the record has not"
-    return f"{what} of step {step} is {_shown(ours.get(key))} and was recorded as {_shown(theirs[key])}"
+        return f"the replay has a {kind} at step {step} that the record has not"
+    return f"{kind} of step {step} is {_shown(ours.get(key))} and was recorded as {_shown(theirs[key])}"
 
 
 def _shown(loss: float | None) -> str:
@@ -222,7 +222,7 @@ class Moved:
 
     share: float
     step: int  # the last step of the window
-    what: str  # train_loss or val_loss
+    kind: str  # train_loss or val_loss
 
 
 @functools.cache
@@ -256,17 +256,17 @@ def moved_by_rounding(recorded: Fracs, pairs: Sequence[Fracs], least: Mapping[st
     trained, others = _windows(recorded), [_windows(pair) for pair in pairs]
     most, moved, is_steady = least["train_loss"], list[Moved](), True
     for window, keys in itertools.groupby(recorded, key=lambda key: key[0].bit_length()):
-        here = max([0.0, *(other.get(window, 0.0) for other in others)])
-        most, steps = max(most, here), []
+        own = max([0.0, *(other.get(window, 0.0) for other in others)])
+        most, steps = max(most, own), []
         for key in keys:
-            step, what = key
+            step, kind = key
             steps.append(step)
-            if what == "train_loss":
+            if kind == "train_loss":
                 is_steady = is_steady and not recorded[key]
                 continue
             # Until a training loss differs nothing has grown: a validation differs only by one evaluation's rounding.
-            validated = [] if is_steady else [VALIDATED * here, *(pair.get(key, 0.0) for pair in pairs)]
-            moved.append(Moved(recorded[key] / max([least["val_loss"], *validated]), step, what))
+            validated = [] if is_steady else [VALIDATED * own, *(pair.get(key, 0.0) for pair in pairs)]
+            moved.append(Moved(recorded[key] / max([least["val_loss"], *validated]), step, kind))
         if window in trained:
             moved.append(Moved(trained[window] / most, steps[-1], "train_loss"))
     return moved
@@ -274,14 +274,14 @@ def moved_by_rounding(recorded: Fracs, pairs: Sequence[Fracs], least: Mapping[st
 
 def most_by_rounding(pairs: Sequence[Fracs]) -> float:
     """Returns the largest effect of rounding on this run, over windows of training losses and validations."""
-    validated = [frac for pair in pairs for (_, what), frac in pair.items() if what == "val_loss"]
+    validated = [frac for pair in pairs for (_, kind), frac in pair.items() if kind == "val_loss"]
     return max([0.0, *validated, *(rms for pair in pairs for rms in _windows(pair).values())])
 
 
 def _windows(fracs: Fracs) -> dict[int, float]:
     """Returns {number of a window: root mean square of its training losses}; windows double in length."""
     fracs_in: dict[int, list[float]] = {}
-    for (step, what), frac in fracs.items():
-        if what == "train_loss":
+    for (step, kind), frac in fracs.items():
+        if kind == "train_loss":
             fracs_in.setdefault(step.bit_length(), []).append(frac)
     return {window: math.sqrt(sum(frac * frac for frac in group) / len(group)) for window, group in fracs_in.items()}

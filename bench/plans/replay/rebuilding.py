@@ -73,14 +73,14 @@ def _worktree_name(run_id: str) -> str:
     return f"replay-{run_id}-{boot}-{os.getpid()}"
 
 
-def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
+def refuse_other_code(recorded: Recorded, tree: Checkout) -> None:
     """Raises ValueError if the checkout is not the code that run.json names, by our own hash, before any of it runs."""
     code = recorded.run["code"]
     if code_state.identity_version(code) != code_state.IDENTITY_VERSION:
         return
     for name, wanted in (code.get("files") or {}).items():
         top, _, rest = name.partition("/")
-        path = made.own / rest if top in OWN else made.code / name
+        path = tree.own / rest if top in OWN else tree.code / name
         if name in recorded.unused:
             continue
         if not path.is_file() or code_state.file_sha256(path)[:12] != wanted:
@@ -94,7 +94,7 @@ def strangers_code(recorded: Recorded) -> list[str]:
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
     brought += [f"commit {str(code['commit'])[:12]}, which HEAD does not contain"] * (not is_ours)
-    brought += ["settings that name code"] * any(":" in word or "script" in word for word in recorded.overrides)
+    brought += ["settings that name code"] * any(":" in text or "script" in text for text in recorded.overrides)
     entry = ledger.read(results_root()).runs.get(recorded.name)
     end = entry and entry["end"]
     return brought if end is None or ledger.is_changed(recorded.folder, end) else []
@@ -104,22 +104,22 @@ class Sandbox:
     """Runs a stranger's code, including its launcher: it sees this code, its data and git's objects, and writes to a
     separate results folder, from which adopted() takes the run."""
 
-    def __init__(self, recorded: Recorded, made: Checkout, has_data: bool):
-        self._recorded, self._made, self._limits = recorded, made, sandbox.machine_limits()
-        self._watch, self.exceeded = sandbox.Watch(os.getpid(), self._limits, made.temp), ""
-        self.results = made.temp / "results"
-        own_git = Path((made.code / ".git").read_text().strip().removeprefix("gitdir: "))
+    def __init__(self, recorded: Recorded, tree: Checkout, has_data: bool):
+        self._recorded, self._tree, self._limits = recorded, tree, sandbox.machine_limits()
+        self._watch, self.exceeded = sandbox.Watch(os.getpid(), self._limits, tree.temp), ""
+        self.results = tree.temp / "results"
+        own_git = Path((tree.code / ".git").read_text().strip().removeprefix("gitdir: "))
         repository = (own_git.parent.parent / name for name in ("HEAD", "objects", "refs", "packed-refs"))  # no config
-        self._readable = [path for path in (made.code, made.own, own_git, *repository, data_root()) if path.exists()]
+        self._readable = [path for path in (tree.code, tree.own, own_git, *repository, data_root()) if path.exists()]
         self._readable += map(Path, sandbox.python_files(sys.executable))
         self.variables = {"SPEEDRUN_RESULTS": str(self.results)}
         if not has_data:  # the run makes its data
-            self.variables["SPEEDRUN_DATA"] = str(made.temp / "data")
+            self.variables["SPEEDRUN_DATA"] = str(tree.temp / "data")
 
     def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Returns the command and its variables in the sandbox, as sandbox.command() does."""
-        made, env = self._made, {**env, **self.variables}
-        return sandbox.command(argv, env, self._readable, {made.temp: made.temp}, self._limits, made.code)
+        tree, env = self._tree, {**env, **self.variables}
+        return sandbox.command(argv, env, self._readable, {tree.temp: tree.temp}, self._limits, tree.code)
 
     def tick(self) -> None:
         """Kills the processes if they have exceeded a limit."""
@@ -150,16 +150,16 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
     own: the Checkout's folder of the user's code.
     """
     hardware, kept, own_keys = recorded.config["hardware"], list[str](), set[str]()
-    for word in recorded.overrides:
-        key, is_set, value = word.partition("=")
+    for override in recorded.overrides:
+        key, is_set, value = override.partition("=")
         own_keys.add(key.lstrip("+~"))
         is_script = key.lstrip("+") in ("script", "script.path") and not recorded.config["script"].get("root")
         if is_set and is_script and value not in ("null", ""):
-            word = f"script={own / Path(value).name}"
+            override = f"script={own / Path(value).name}"
         elif is_set and key == "script.root":
-            word = f"script.root={own}"
-        if not word.startswith(("seed=", "exporters", "script.rev=", "checkpoint", "resume=", "hardware.sandbox=")):
-            kept.append(word)
+            override = f"script.root={own}"
+        if not override.startswith(("seed=", "exporters", "script.rev=", "checkpoint", "resume=", "hardware.sandbox=")):
+            kept.append(override)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in own_keys}
     if recorded.run.get("script"):
@@ -167,21 +167,21 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
     return kept + [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in pinned.items()]
 
 
-def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str, str]:
+def variables_at(tree: Checkout, recorded: Mapping[str, str] | None) -> dict[str, str]:
     """Returns the variables of the replay's process: those of this one that environment.passed() lets through, with the
     record's in place of those that reach arithmetic.
 
     recorded: the record's variables that reach arithmetic; None: keep this shell's.
     """
     env = environment.passed(arm_process.environment(replays_root()))  # no tokens: the code may be a stranger's
-    env |= {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
+    env |= {"SPEEDRUN_CWD": str(tree.own), "TMPDIR": str(tree.temp)}
     if recorded is None:
         return env
-    known = {name: value for name, value in recorded.items() if environment.is_shown_whole(value)}
-    for name in (recorded.keys() - known.keys()) & env.keys():  # environment.json shows only a part of its value
+    shown = {name: value for name, value in recorded.items() if environment.is_shown_whole(value)}
+    for name in (recorded.keys() - shown.keys()) & env.keys():  # environment.json shows only a part of its value
         if env[name] and environment.shown_value(private.redact(env[name], REPO)) == recorded[name]:
-            known[name] = env[name]
-    return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | known
+            shown[name] = env[name]
+    return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | shown
 
 
 def alone(say: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:

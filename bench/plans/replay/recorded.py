@@ -90,7 +90,7 @@ def read(folder: Path) -> Recorded:
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
     config, path = yaml_file.read(folder / "config.yaml"), folder / "overrides.yaml"
     overrides = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
-    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
+    if not isinstance(overrides, list) or not all(isinstance(item, str) for item in overrides):
         raise Damaged(f"{path}: is not a list of settings: restore it")
     return Recorded(folder, run, config, overrides)
 
@@ -99,14 +99,14 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     """Returns the record with credentials put back into its overrides. Raises ValueError if their number differs."""
     names = recorded.run.get("redacted") or []
     if len(names) != len(values):
-        what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
-        raise ValueError(f"{recorded.name}: {what}, and --fill gives {len(values)} of {len(names)} values")
+        problem = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
+        raise ValueError(f"{recorded.name}: {problem}, and --fill gives {len(values)} of {len(names)} values")
     remaining, overrides = dict(zip(names, values, strict=True)), []
-    for word in recorded.overrides:
-        key = word.partition("=")[0].lstrip("+")
-        hidden = [name for name in remaining if name.startswith(key)] if PLACEHOLDER.search(word) else []
+    for text in recorded.overrides:
+        key = text.partition("=")[0].lstrip("+")
+        hidden = [name for name in remaining if name.startswith(key)] if PLACEHOLDER.search(text) else []
         texts = iter([remaining.pop(name) for name in hidden])
-        overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), word))  # type: ignore[misc]
+        overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), text))  # type: ignore[misc]
     if remaining:
         where = "it came from a yaml that the record does not hold"
         raise ValueError(f"{recorded.name}: {', '.join(remaining)} was not typed on the command line: {where}")
@@ -148,8 +148,8 @@ def _patch(recorded: Recorded) -> Check:
         return Check("patch", "ok", "none")
     patch = recorded.patch()
     if patch is None or hashlib.sha256(patch).hexdigest() != wanted:
-        what = "is missing" if patch is None else "is not the one that run.json names"
-        return Check("patch", "fail", f"code/diff.patch {what}", "a copy of the record that is unchanged")
+        fault = "is missing" if patch is None else "is not the one that run.json names"
+        return Check("patch", "fail", f"code/diff.patch {fault}", "a copy of the record that is unchanged")
     return Check("patch", "ok", f"code/diff.patch, {len(patch)} bytes")
 
 

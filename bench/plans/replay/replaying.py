@@ -37,8 +37,8 @@ class Options:
 
 def foreseen(record: Recorded) -> tuple[list[Check], list[Field]]:
     """Returns, before any work, the checks of what is needed here, and the fields in which the environment differs."""
-    here = environment.summary(environment.environment(), record.hardware)
-    return recorded.checks(record), certificate.differences(record.run["environment"], here)
+    current = environment.summary(environment.environment(), record.hardware)
+    return recorded.checks(record), certificate.differences(record.run["environment"], current)
 
 
 def replay(record: Recorded, checks: list[Check], options: Options, say: Say) -> Certificate:
@@ -52,8 +52,8 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
         try:
             kind = sandbox.kind()
         except sandbox.Refused as error:
-            what = f"{record.name}: brings code ({', '.join(brought)}) and is not in this machine's ledger"
-            raise ValueError(f"{what}, and {error}; or read that code, and add --trust to run it as you") from None
+            problem = f"{record.name}: brings code ({', '.join(brought)}) and is not in this machine's ledger"
+            raise ValueError(f"{problem}, and {error}; or read that code, and add --trust to run it as you") from None
         say("sandbox", f"{kind}, no network: not in this machine's ledger, the record brings {', '.join(brought)}")
     missing = [check for check in checks if check.status == "fail"]
     replayed: list[Recorded] = []
@@ -62,13 +62,13 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
             raise ValueError("; ".join(f"{check.name}: {check.found}" for check in missing))
         replayed += _runs(record, options, say, bool(brought))
     except ValueError as error:
-        made, replayed = certificate.impossible(record, str(error)), []
+        certified, replayed = certificate.impossible(record, str(error)), []
     else:
-        made = judged(record, replayed)
-        made["sandbox"] = kind
+        certified = judged(record, replayed)
+        certified["sandbox"] = kind
     if not is_refused(checks):
-        certificate.write(made, [record.folder, *(run.folder for run in replayed)])
-    return made
+        certificate.write(certified, [record.folder, *(run.folder for run in replayed)])
+    return certified
 
 
 def is_refused(checks: list[Check]) -> bool:
@@ -79,18 +79,18 @@ def is_refused(checks: list[Check]) -> bool:
 def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> Iterator[Recorded]:
     """Yields the replays, one after the other. Raises ValueError if the code is not the record's, or a run failed."""
     seed = record.run["seed"]
-    with rebuilding.checkout(record) as made:
-        rebuilding.refuse_other_code(record, made)
-        env = rebuilding.variables_at(made, None if options.keep_env else record.environment["variables"])
-        overrides = rebuilding.overrides_of(record, made.own)
-        confined = rebuilding.Sandbox(record, made, recorded.has_data(record)) if is_confined else None
-        _agree(record, rebuilding.identity(made.code, [*overrides, f"seed={seed}"], env, confined))
+    with rebuilding.checkout(record) as tree:
+        rebuilding.refuse_other_code(record, tree)
+        env = rebuilding.variables_at(tree, None if options.keep_env else record.environment["variables"])
+        overrides = rebuilding.overrides_of(record, tree.own)
+        confined = rebuilding.Sandbox(record, tree, recorded.has_data(record)) if is_confined else None
+        _agree(record, rebuilding.identity(tree.code, [*overrides, f"seed={seed}"], env, confined))
 
         def trained(seed: int, which: str, perturbation: Mapping[str, str]) -> Recorded:
             say("replay", f"{which}, seed {seed}, of code {record.run['code']['commit'][:8]}")
             with rebuilding.alone(say):
                 run_with = [*overrides, f"seed={seed}"], env | dict(perturbation)
-                folder = rebuilding.train(made.code, *run_with, record.name, options.show, confined)
+                folder = rebuilding.train(tree.code, *run_with, record.name, options.show, confined)
             run: Any = run_folder.read(folder)
             if run["status"] != "complete":
                 why = (run["failure"] or {}).get("message") or run["status"]
@@ -115,9 +115,9 @@ def further(record: Recorded, replayed: list[Recorded]) -> tuple[str, Mapping[st
     """Returns (why, variables) of a further replay that would settle more; None if none would."""
     outcome = outcome_of(record, replayed)
     if outcome.needs == outcomes.PERTURBED:
-        left = outcomes.perturbations(record.run["hardware"].get("dtype") or "float32")[len(replayed) - 1 :]
-        if left:
-            return "at another instruction set, to measure what rounding does to this run", left[0]
+        untried = outcomes.perturbations(record.run["hardware"].get("dtype") or "float32")[len(replayed) - 1 :]
+        if untried:
+            return "at another instruction set, to measure what rounding does to this run", untried[0]
     if outcome.needs == outcomes.TWIN and len(replayed) < 3:
         return "as the first: is this run deterministic here?", {}
     if len(replayed) == 1 and time_of(record, replayed).word == repeats.UNDECIDED:
@@ -262,6 +262,6 @@ def _agree(record: Recorded, ids: Mapping[str, str] | None) -> None:
         del wanted["source_sha256"]
     for key, value in wanted.items():
         if ids[key] != value:
-            what = "settings" if key == "config_id" else "code"
-            given = f"the {what} that the record holds give {key} {ids[key][:12]}"
+            part = "settings" if key == "config_id" else "code"
+            given = f"the {part} that the record holds give {key} {ids[key][:12]}"
             raise ValueError(f"{given}, and run.json says {value[:12]}: {rebuilding.CHANGED}")

@@ -110,8 +110,8 @@ class Jobs:
         ids = self.ids()
         if not ids or not self._are_of_slurm:
             return [job_id for job_id in ids if _has_not_ended(int(job_id))]
-        known = _in_queue("%i")
-        return [job_id for job_id in ids if known is None or job_id in known]
+        queued = _in_queue("%i")
+        return [job_id for job_id in ids if queued is None or job_id in queued]
 
     def cancel(self) -> None:
         """Ends the jobs, and waits until they have ended."""
@@ -154,20 +154,20 @@ class Jobs:
 
     def finish_lost(self, folder: Path) -> None:
         """Finishes the records of the sweep that have status running although SLURM has ended their jobs."""
-        known = _in_queue("%A") if self._are_of_slurm else None
-        if known is None:
+        queued = _in_queue("%A") if self._are_of_slurm else None
+        if queued is None:
             return
 
         def is_gone(run: Record, path: Path) -> bool:
             job_id = (run.get("launched_by") or {}).get("job_id")
-            return job_id is not None and job_id not in known
+            return job_id is not None and job_id not in queued
 
         finish_gone(folder, is_gone, "SLURM ended its job before this record was finished")
 
 
-def _in_queue(what: str) -> set[str] | None:
+def _in_queue(field: str) -> set[str] | None:
     """Returns squeue's field of this user's jobs, by task; None if it does not answer. It omits ended jobs."""
-    command = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
+    command = ["squeue", "--noheader", "--array", f"--format={field}", f"--user={os.getuid()}"]
     done = subprocess.run(command, capture_output=True, text=True)
     return None if done.returncode else set(done.stdout.split())
 
@@ -186,16 +186,16 @@ def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
     requested = sweep.read(folder)["points"]
 
     def watch() -> None:
-        known, is_over = before, False
+        earlier, is_over = before, False
         while not is_over:
             is_over = over.wait(LOOK_EVERY_S)
             jobs.give_up_lost()
             now = _ended(folder)
             for overrides, path in now.items():
-                if known.get(overrides) != path:
+                if earlier.get(overrides) != path:
                     run = run_folder.read(path) | {"folder": str(path)}
                     say("run", f"{sweep.its_own(overrides, requested)}: {summary.outcome_text(run)}")
-            known = now
+            earlier = now
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

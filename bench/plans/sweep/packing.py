@@ -113,10 +113,10 @@ def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wante
         groups.setdefault(frozenset(near), []).append(device)
     shares, used_cores = dict[int, Core](), set[Core]()
     for near_cores, members in sorted(groups.items(), key=lambda group: len(group[0])):
-        left = sorted(near_cores - used_cores)
-        cores_each = max(1, len(left) // len(members))  # if there are fewer cores than GPUs, the last GPUs get none
+        spare = sorted(near_cores - used_cores)
+        cores_each = max(1, len(spare) // len(members))  # if there are fewer cores than GPUs, the last GPUs get none
         for place, device in enumerate(members):
-            own = left[place * cores_each : (place + 1) * cores_each]
+            own = spare[place * cores_each : (place + 1) * cores_each]
             used_cores.update(own)
             shares[device.number] = sum(own, ())
     places: list[Place] = []

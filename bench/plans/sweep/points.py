@@ -144,12 +144,12 @@ class Points:
         if where and len(todo) > 1:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
-        known = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
+        all_points = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
         runs = launcher.launch_each(
             [jobs[number] for number in todo],
             self.command,
-            [sweep.its_own(points[number], known) for number in todo],
+            [sweep.its_own(points[number], all_points) for number in todo],
             plan=self._plan,
             budget_s=self.left_s(),
             stop_of=lambda job: self.stops.get(its_words[_kind(job)]),
@@ -227,18 +227,18 @@ def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
     Warm-up runs of a race do not count.
     """
     folders = {results_root() / job.config.track.name for job in jobs}
-    known: dict[tuple[Any, ...], str] = {}
+    folder_of: dict[tuple[Any, ...], str] = {}
     for folder, row in store.read_rows(folder for folder in folders if folder.is_dir()):
         if row["status"] == "complete" and not row["discarded"]:
             files = json.loads(row["setting"])
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
             kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
-            known.setdefault((*kind, row["validity"] == "valid"), folder)
+            folder_of.setdefault((*kind, row["validity"] == "valid"), folder)
     complete = {}
     for number, job in enumerate(jobs):
         data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
         kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
-        if its_folder := known.get((*kind, True)) or known.get((*kind, False)):
+        if its_folder := folder_of.get((*kind, True)) or folder_of.get((*kind, False)):
             complete[number] = _read(its_folder)
     return complete
 
@@ -269,7 +269,7 @@ def winning_arms(folder: Path, top: int) -> list[str]:
         row = row_of(run)
         if (score := row["score"]) is not None:
             config_id = str(run["config_id"])
-            overrides_of.setdefault(config_id, tuple(word for word in point.overrides if not word.startswith("seed=")))
+            overrides_of.setdefault(config_id, tuple(text for text in point.overrides if not text.startswith("seed=")))
             losses.setdefault(config_id, {})[run["run_id"]] = metric_of([row]).sign * score
     best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))[:top]
     if len(best) < top:

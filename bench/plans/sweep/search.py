@@ -84,9 +84,9 @@ class Search:
 
     def introduce(self) -> None:
         """Prints what is searched for, and how many trials are known already."""
-        what = f"{self.settings.objective} ({OBJECTIVES[self.settings.objective]})"
-        known = f"; {self._num_done()} trials of {self.name} are known" if self._num_done() else ""
-        say("search", f"the least {what} in {self.settings.n_trials} trials{known}")
+        objective = f"{self.settings.objective} ({OBJECTIVES[self.settings.objective]})"
+        progress = f"; {self._num_done()} trials of {self.name} are known" if self._num_done() else ""
+        say("search", f"the least {objective} in {self.settings.n_trials} trials{progress}")
 
     def propose(self) -> tuple[Any, list[str]]:
         """Returns (optuna's trial, the overrides of its run)."""
@@ -166,8 +166,8 @@ def opened(settings: Settings, overrides: Iterable[Any], folder: Path) -> Search
         raise ValueError(ABSENT) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    what = json.dumps([settings.objective, sorted(fixed), sorted(str(space.input_line) for space in swept.values())])
-    name = settings.study_name or f"search-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    content = json.dumps([settings.objective, sorted(fixed), sorted(str(space.input_line) for space in swept.values())])
+    name = settings.study_name or f"search-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     storage: Any = settings.storage
     if storage is None:
         folder.mkdir(parents=True, exist_ok=True)
