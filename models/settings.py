@@ -8,7 +8,7 @@ from typing import Annotated, Any
 @dataclass(frozen=True)
 class Range:
     holds: Callable[[Any], bool]
-    words: str  # what is allowed, as refusals print it after "use" and the type: "above 0"
+    phrase: str  # what is allowed, as refusals print it after "use" and the type: "above 0"
 
 
 def one_of(*names: str) -> Range:

@@ -23,10 +23,10 @@ class Comparison(Answer):
     def __init__(self, arms: Sequence[selection.Arm], compared: Sequence[tuple[str, compare_verdict.Comparison]]):
         self.arms = arms
         self.against = dict(compared)
-        answers = [{"names": [arms[0].name, name]} | facts for name, facts in compared]
+        comparisons = [{"names": [arms[0].name, name]} | facts for name, facts in compared]
         self._options = verdicts.Options(patch=True, why=True)
         short = verdicts.document_of(arms, [*self.against.values()])
-        super().__init__(short, answers[0] if len(answers) == 1 else answers)
+        super().__init__(short, comparisons[0] if len(comparisons) == 1 else comparisons)
 
     @property
     def verdict(self) -> str:
@@ -98,7 +98,7 @@ def compare(
     sides = [names_of(arm) for arm in arms]
     if not sides:
         raise ValueError("compare() has no arms: give two, the baseline first, or a race")
-    arguments = [word for side in sides for word in (selection.SEPARATOR, *side)][1:]
+    arguments = [argument for side in sides for argument in (selection.SEPARATOR, *side)][1:]
     if all(len(side) == 1 for side in sides):
         arguments = [name for (name,) in sides]
     chosen = selection.arms_from_words(arguments, report)

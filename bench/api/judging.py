@@ -87,8 +87,8 @@ def claims_of(
             book = ledger.read(chosen.race.parent.parent)
             race, race_id = state.read(chosen.race, book=book), chosen.race.name
             if chosen.arm is not None and chosen.arm not in race.plan["arms"]:
-                known = ", ".join(race.plan["arms"])
-                raise ValueError(f"{race_id}:{chosen.arm}: not an arm of this race; choose from {known}")
+                choices = ", ".join(race.plan["arms"])
+                raise ValueError(f"{race_id}:{chosen.arm}: not an arm of this race; choose from {choices}")
             arms = [chosen.arm] if chosen.arm else [arm for arm in race.plan["arms"] if arm != race.plan["baseline"]]
             return [(f"{race_id}:{arm}", claims.from_race(race, arm, book)) for arm in arms]
         if chosen.claim:
@@ -108,7 +108,7 @@ def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> li
         paths = named.runs(names)
         return [path for path in paths if path.parent.parent.name != certificates.REPLAYS] or paths
     except ValueError:
-        paths = [path for word in named.find(names) for path in word.holders]
+        paths = [path for match in named.find(names) for path in match.holders]
         if folder is None or next(run_folder.find_runs(path for path in paths if path.is_dir()), None):
             raise
         from bench.record.importers import dialects, records  # imports numpy, which is not needed to judge records

@@ -21,34 +21,34 @@ def figure(charts: Sequence[Spec], changes: Sequence[Panel] = ()) -> "Figure":
     """
     if not charts and not changes:
         raise ValueError("nothing to plot: no run has these values; to_dict() returns what is known")
-    made = _empty(len(charts) + bool(changes))
+    drawing = _empty(len(charts) + bool(changes))
     rows = [[f"chart {number}"] * max(1, len(changes)) for number in range(len(charts))]
     top = [[panel.title for panel in changes]] if changes else []
-    axes = made.subplot_mosaic([*top, *rows], height_ratios=[0.5] * len(top) + [1.0] * len(rows))
+    axes = drawing.subplot_mosaic([*top, *rows], height_ratios=[0.5] * len(top) + [1.0] * len(rows))
     for panel in changes:
         _draw_changes(axes[panel.title], panel)
     for number, spec in enumerate(charts):
         _draw(axes[f"chart {number}"], spec)
-    return made
+    return drawing
 
 
 def bars(title: str, lengths: Sequence[tuple[str, float]], unit: str) -> "Figure":
     """Draws a bar for each name, the first one on top."""
-    made = _empty(1, 0.8 + 0.28 * len(lengths))
-    axes = made.subplots()
+    drawing = _empty(1, 0.8 + 0.28 * len(lengths))
+    axes = drawing.subplots()
     axes.barh([name for name, _ in lengths], [length for _, length in lengths])
     axes.invert_yaxis()
     axes.set_title(title)
     axes.set_xlabel(unit)
-    return made
+    return drawing
 
 
 def _empty(num: int, height_in: float = HEIGHT_IN) -> "Figure":
     """Returns a figure that opens no window and that a notebook shows only once, as pyplot has closed it already."""
     pyplot = optional("matplotlib.pyplot")
-    made: Figure = pyplot.figure(figsize=(WIDTH_IN, height_in * num), layout="constrained")
-    pyplot.close(made)
-    return made
+    drawing: Figure = pyplot.figure(figsize=(WIDTH_IN, height_in * num), layout="constrained")
+    pyplot.close(drawing)
+    return drawing
 
 
 def _draw_changes(axes: "Axes", panel: Panel) -> None:

@@ -20,8 +20,8 @@ class Projection(Answer):
     @property
     def interval_ms(self) -> tuple[float, float] | None:
         """The interval of step_ms, (low, high) in ms; None if no similar projection was ever checked."""
-        answer: dict[str, Any] = self.to_dict()
-        return (answer["low_ms"], answer["high_ms"]) if answer["checked"] else None
+        facts: dict[str, Any] = self.to_dict()
+        return (facts["low_ms"], facts["high_ms"]) if facts["checked"] else None
 
 
 def project(

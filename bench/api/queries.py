@@ -116,19 +116,19 @@ def _with_settings(query: str, store: Store) -> str:
 
     Raises ValueError for a quoted name that does not exist, which SQLite would take for a string literal.
     """
-    known = {name.lower(): name for name in (*KINDS, *store.settings)}
-    known_names = {*known, *TABLES, *(alias.lower() for alias in ALIAS.findall(query))}
+    exact = {name.lower(): name for name in (*KINDS, *store.settings)}
+    known_names = {*exact, *TABLES, *(alias.lower() for alias in ALIAS.findall(query))}
     columns = {name for (name,) in store.db.execute("SELECT lower(name) FROM columns")}
 
     def spelled(match: re.Match[str]) -> str:
-        word, name = match[0], match[1]
+        text, name = match[0], match[1]
         if name is not None and name.lower() not in known_names | columns:
             remedy = "a text stands in single quotes"
-            raise ValueError(f'{_short(query)}: there is no column "{name}"; {_near(name, [*known.values()])}{remedy}')
-        before, _, rest = word.partition(".")
-        if word.lower() in store.settings:
-            return quoted(word)
-        return f"{before}.{quoted(rest)}" if rest in store.settings else word
+            raise ValueError(f'{_short(query)}: there is no column "{name}"; {_near(name, [*exact.values()])}{remedy}')
+        before, _, rest = text.partition(".")
+        if text.lower() in store.settings:
+            return quoted(text)
+        return f"{before}.{quoted(rest)}" if rest in store.settings else text
 
     return TOKEN.sub(spelled, query)
 
@@ -140,10 +140,10 @@ def _explained(error: str, store: Store) -> str:
         kind, name = missing.groups()
         if kind == "function":
             return f"there is no function {name}: use those of SQLite (https://sqlite.org/lang_corefunc.html)"
-        known = [name for (name,) in store.db.execute("SELECT name FROM columns")] if kind == "column" else list(TABLES)
+        names = [name for (name,) in store.db.execute("SELECT name FROM columns")] if kind == "column" else list(TABLES)
         every = f"there are {', '.join(TABLES)}" if kind == "table" else "./run.sh sql --schema lists the columns"
         return (
-            f"there is no {kind} {name}; {_near(name.rpartition('.')[2] if kind != 'column' else name, known)}{every}"
+            f"there is no {kind} {name}; {_near(name.rpartition('.')[2] if kind != 'column' else name, names)}{every}"
         )
     if "one statement" in error:
         return "these are several statements: give one SELECT"
@@ -152,9 +152,9 @@ def _explained(error: str, store: Store) -> str:
     return f"{error}: it is SQLite's SQL, as in SELECT run_id, val_loss FROM runs WHERE optim.lr < 0.01"
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    known = [word for word in dict.fromkeys(known) if word != name]  # a column of that name is another table's
-    near = [word for word in known if word.rpartition(".")[2] == name] or difflib.get_close_matches(name, known, n=3)
+def _near(name: str, names: Sequence[str]) -> str:
+    names = [text for text in dict.fromkeys(names) if text != name]  # a column of that name is another table's
+    near = [text for text in names if text.rpartition(".")[2] == name] or difflib.get_close_matches(name, names, n=3)
     return f"did you mean {' or '.join(near[:3])}? " if near else ""
 
 

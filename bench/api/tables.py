@@ -131,16 +131,16 @@ def table(
     rows, filtered_keys = rows_of(names, [where] if isinstance(where, str) else where, sweep)
     fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if group else COLUMNS
     rows = [*table_groups.groups(rows)] if group else rows
-    known = Columns(rows, fixed)
-    orders = known.orders(sort)
-    chosen = known.named([key for text in columns for key in text.split(",") if key], f"--columns {' '.join(columns)}")
+    fields = Columns(rows, fixed)
+    orders = fields.orders(sort)
+    chosen = fields.named([key for text in columns for key in text.split(",") if key], f"--columns {' '.join(columns)}")
     notes, changes = list[str](), list[str]()
     if baseline:
-        base = table_groups.find_baseline(rows, baseline, known)
+        base = table_groups.find_baseline(rows, baseline, fields)
         notes, changes = table_groups.add_changes(rows, base), list(table_groups.CHANGE_COLUMNS)
         rows = [base, *(row for row in rows if row is not base)]
     rows = table_columns.sort(rows, orders)
-    varied = [] if chosen else known.varied()
+    varied = [] if chosen else fields.varied()
     every = [*fixed, *(name for name in varied if name not in fixed)]
     exported = [*(chosen or every), *(name for name in changes if name not in chosen)]
     shown: Sequence[str] = table_text.with_metric(rows, table_text.GROUP_SHOWN if group else table_text.SHOWN)
@@ -149,7 +149,7 @@ def table(
     # Columns in conditions are always shown; for groups, their means.
     keys = [name for key in filtered_keys for name in (key, f"{key}_mean") if rows and name in rows[0]]
     requested = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
-    num_hidden = 0 if chosen else known.num_varied - table_columns.MAX_VARIED
+    num_hidden = 0 if chosen else fields.num_varied - table_columns.MAX_VARIED
     if num_hidden > 0:
         notes.append(f"{num_hidden} more settings differ: --columns run_id,'optim.*' or --columns '*' shows them")
     return Table(rows, exported, shown, chosen or requested, varied, notes)
@@ -172,8 +172,8 @@ def rows_of(
     if sweep:
         from bench.record import sweep as sweeps
 
-        known = [sweep_id for (sweep_id,) in store.db.execute("SELECT DISTINCT sweep_id FROM runs") if sweep_id]
-        rows = sweeps.chosen(rows, sweep, known)
+        sweep_ids = [sweep_id for (sweep_id,) in store.db.execute("SELECT DISTINCT sweep_id FROM runs") if sweep_id]
+        rows = sweeps.chosen(rows, sweep, sweep_ids)
     return rows, [condition.key for condition in conditions]
 
 

@@ -80,10 +80,10 @@ def explain(
         (a_title, a), (b_title, b) = (_side(job, chosen, options) for job in chosen)
         difference = account.difference(a, b) | {"race_step_ms": _race_step_ms(names)}
         return Account(explain_document.from_differences({f"{a_title} -> {b_title}": difference}))
-    answers: dict[str, dict[str, Any]] = {}
+    accounts: dict[str, dict[str, Any]] = {}
     for title, paths in chosen:
-        answers |= explain_paths(title, paths, options, annotated)
-    return Account(explain_document.from_accounts(answers))
+        accounts |= explain_paths(title, paths, options, annotated)
+    return Account(explain_document.from_accounts(accounts))
 
 
 def _arms_of_race(names: list[str]) -> list[str]:
@@ -102,12 +102,12 @@ def _jobs_to_explain(names: list[str]) -> list[Job]:
     """Returns jobs(), except that two names are A and B if one is an arm of a race, or both are files of one rank."""
     if len(names) == 2 and any(named.find([name])[0].arm for name in names):
         return [job for name in names for job in _jobs_of_side(name)]
-    known = jobs(names)
-    if len(names) == 2 and len(known) == 1 and len(known[0][1]) == 2:
-        files = known[0][1]
+    found = jobs(names)
+    if len(names) == 2 and len(found) == 1 and len(found[0][1]) == 2:
+        files = found[0][1]
         if all(path.is_file() for path in files) and not load.are_of_one_job(files):
             return [(name, [path]) for name, path in zip(names, files)]
-    return known
+    return found
 
 
 def _jobs_of_side(name: str) -> list[Job]:
@@ -146,10 +146,10 @@ class Trace(Answer):
     """The analysis of traces; for several, to_dict() returns {name: analysis}."""
 
     @classmethod
-    def of(cls, answers: Mapping[str, dict[str, Any]]) -> Self:
+    def of(cls, reports: Mapping[str, dict[str, Any]]) -> Self:
         from bench.report import trace_page
 
-        return cls(trace_page.document(answers), next(iter(answers.values())) if len(answers) == 1 else dict(answers))
+        return cls(trace_page.document(reports), next(iter(reports.values())) if len(reports) == 1 else dict(reports))
 
 
 def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, include_last_step: bool = False) -> Trace:
@@ -159,10 +159,10 @@ def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, in
     counts.  include_last_step: count the last ProfilerStep too, whose kernels may be cut off.
     Raises ValueError if there is no trace.
     """
-    answers: dict[str, dict[str, Any]] = {}
+    reports: dict[str, dict[str, Any]] = {}
     for title, job in jobs(names_for("trace", paths)):
-        answers |= titled(title, analyses(job, rules, include_last_step))
-    return Trace.of(answers)
+        reports |= titled(title, analyses(job, rules, include_last_step))
+    return Trace.of(reports)
 
 
 def analyses(

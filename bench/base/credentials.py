@@ -96,10 +96,10 @@ _known: set[str] = set()
 def remember(value: str) -> None:
     """Adds a text that contains a credential, and the credential alone, to what this process finds."""
     spans = find(value, {})
-    login = [word for span in spans if span.shown == LOGIN for word in value[span.start : span.end].split(":", 1)[1:]]
-    for word in (value, *login, *(value[span.start : span.end] for span in spans)):
-        if len(word) >= MIN_KNOWN_CHARS and not HARMLESS.fullmatch(word):
-            _known.add(word)
+    login = [text for span in spans if span.shown == LOGIN for text in value[span.start : span.end].split(":", 1)[1:]]
+    for text in (value, *login, *(value[span.start : span.end] for span in spans)):
+        if len(text) >= MIN_KNOWN_CHARS and not HARMLESS.fullmatch(text):
+            _known.add(text)
 
 
 def find(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:

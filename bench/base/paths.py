@@ -43,9 +43,9 @@ def variables(own: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def user_path(word: str | Path) -> Path:
+def user_path(typed: str | Path) -> Path:
     """Returns a path that the user typed as a Path; ~ is their home."""
-    return Path(working_folder(), os.path.expanduser(word))
+    return Path(working_folder(), os.path.expanduser(typed))
 
 
 def brief(text: str) -> str:

@@ -53,20 +53,20 @@ def mark_of(results: Path | str) -> str:
 @functools.cache
 def _secret() -> bytes:
     """Returns 16 random bytes from the user's state folder; if they cannot be kept there, new ones for this process."""
-    made = secrets.token_bytes(16)
+    fresh = secrets.token_bytes(16)
     try:
         path = state_root() / "mark"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            own = path.with_name(f".mark.{os.getpid()}.{made.hex()[:8]}.tmp")
+            own = path.with_name(f".mark.{os.getpid()}.{fresh.hex()[:8]}.tmp")
             own.touch(mode=0o600)
-            own.write_bytes(made)
+            own.write_bytes(fresh)
             with contextlib.suppress(FileExistsError):  # another process was first
                 os.link(own, path)
             own.unlink()
-        return plain_file.content(path) or made
+        return plain_file.content(path) or fresh
     except (OSError, ValueError, RuntimeError):
-        return made
+        return fresh
 
 
 def redact(
@@ -100,19 +100,19 @@ def redact(
 
 @functools.lru_cache
 def _user(name: str) -> re.Pattern[str]:
-    word = re.escape(name)
-    return re.compile(rf"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-)){word}(?![\w.-])|(?<![\w./-]){word}(?=@[\w.-])")
+    text = re.escape(name)
+    return re.compile(rf"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-)){text}(?![\w.-])|(?<![\w./-]){text}(?=@[\w.-])")
 
 
 @functools.lru_cache
 def _host(name: str) -> re.Pattern[str]:
     """Matches a host by its first label, with any domain that follows, and its own domain after any other name."""
     label, _, domain = name.partition(".")
-    word = rf"{re.escape(label)}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
+    text = rf"{re.escape(label)}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
     is_ordinary = len(label) <= 4 or label.lower() in ORDINARY or label.isdigit()
     before = r"(?:(?<=@)|(?<=://)|(?<=host=)|(?<=hostname=)|(?<=hostname: ))" if is_ordinary else r"(?<![\w-])"
     under_domain = rf"|(?<![\w-])(?:[\w-]{{1,63}}\.){{1,8}}{re.escape(domain)}(?![\w-])" if "." in domain else ""
-    return re.compile(before + word + under_domain, re.I)
+    return re.compile(before + text + under_domain, re.I)
 
 
 @functools.lru_cache

@@ -340,8 +340,8 @@ def needed_n(difference: float, sd: float | None) -> int | None:
 
 def _test_of(sds: Sequence[float | None], ns: Sequence[int]) -> Welch:
     """Welch's test for standard deviations and sizes alone: only its standard error and degrees of freedom matter."""
-    known = [spread for spread in sds if spread is not None]
-    return welch_of_samples(0.0, known, ns) if len(known) == len(sds) and min(ns) > 1 else Welch(0.0, *[None] * 4)
+    spreads = [spread for spread in sds if spread is not None]
+    return welch_of_samples(0.0, spreads, ns) if len(spreads) == len(sds) and min(ns) > 1 else Welch(0.0, *[None] * 4)
 
 
 def _power(shift: float, df: float, critical: float) -> float:

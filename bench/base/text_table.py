@@ -68,7 +68,7 @@ def render(
 def _folded_widths(rows: Rows, widths: Sequence[int], right: Sequence[bool], limit: int) -> list[int]:
     """Reduces the widths of columns of text, the widest first, until a row fits; of numbers only the header folds."""
     longest = [max(map(_width, [*column[0].split(), *column[1:]]), default=0) for column in zip(*rows)]
-    fitted = [word if is_right else width for word, width, is_right in zip(longest, widths, right)]
+    fitted = [least if is_right else width for least, width, is_right in zip(longest, widths, right)]
     while sum(fitted) + GAP * (len(fitted) - 1) > limit:
         texts = [number for number, width in enumerate(fitted) if not right[number] and width > MIN_WORDS_WIDTH]
         if not texts:
@@ -100,9 +100,9 @@ def two_digits(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.2g}"
 
 
-def counted(number: int, word: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Formats a count: (1, "run") -> "1 run", (12_000, "run") -> "12,000 runs", (2, "process") -> "2 processes"."""
-    return f"{number:,} {word}{'' if number == 1 else 'es' if word.endswith('s') else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def some(texts: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
@@ -143,11 +143,11 @@ def shows_colours() -> bool:
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def coloured(word: str) -> str:
+def coloured(verdict: str) -> str:
     """Returns a verdict in its colour; without escape sequences in a pipe, with NO_COLOR and with TERM=dumb."""
-    return _painted(word, word) if shows_colours() else word
+    return _painted(verdict, verdict) if shows_colours() else verdict
 
 
-def _painted(text: str, word: str) -> str:
-    colour = COLOURS.get(word.strip().lower())
+def _painted(text: str, verdict: str) -> str:
+    colour = COLOURS.get(verdict.strip().lower())
     return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"

@@ -112,8 +112,8 @@ def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
     changed = []
     for results, runs in by_ledger.items():
         pattern = re.compile(b"|".join(re.escape(json.dumps(run).encode()) for run in runs))
-        known = ledger.runs_of(ledger.lines_with(results, pattern))
-        ends = [(run, known[run]["end"]) for run in runs if run in known]
+        ledger_runs = ledger.runs_of(ledger.lines_with(results, pattern))
+        ends = [(run, ledger_runs[run]["end"]) for run in runs if run in ledger_runs]
         changed += [run for run, end in ends if end and ledger.is_changed(results / run, end)]
     if changed:
         where = f"{counted(len(changed), 'run')} of {name}: {changed[0]}"
@@ -178,7 +178,7 @@ def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
 def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
     """Returns the change between the arms' traces and its "cause" as a sentence, or None without traces."""
     folders = [[*arm.warm_ups, *(folder for folder in arm.folders if folder)] for arm in (a, b)]
-    if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
+    if not all(any(os.path.isdir(f"{folder}/traces") for folder in paths) for paths in folders):
         return None
     from bench.analysis.explain import document, explained
 

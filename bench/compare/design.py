@@ -144,7 +144,7 @@ def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, A
 
     A run outside the rounds that has no time, because it failed or is invalid, is ignored.
     """
-    known = plan or {}
+    planned = plan or {}
     pairs = rounds(a_rows, b_rows) or rounds(*([row for row in rows if is_timed(row)] for rows in (a_rows, b_rows)))
     if not pairs:
         return None
@@ -152,9 +152,9 @@ def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, A
     for number, pair in enumerate(pairs):
         in_time = sorted(pair, key=lambda row: row["started_at"] or "")
         slots |= {identity(row): 2 * number + position for position, row in enumerate(in_time)}
-    num_compilations, num_planned = known.get("compilations") or 1, known.get("n") or len(pairs)
+    num_compilations, num_planned = planned.get("compilations") or 1, planned.get("n") or len(pairs)
     compilations = [number * num_compilations // num_planned for number in range(len(pairs))]
-    return Design(slots, compilations if num_compilations > 1 else (), bool(known.get("sequential")))
+    return Design(slots, compilations if num_compilations > 1 else (), bool(planned.get("sequential")))
 
 
 def fit(

@@ -178,7 +178,7 @@ def _trusted(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     """Compares the facts behind comparability_id: hardware, software, protocol, data and world size."""
-    known = settings_of(a + b)
+    settings = settings_of(a + b)
     differing = {
         key: f"{settings_differ([key])}: {setting_text(a, key)} in {names[0]}, {setting_text(b, key)} in {names[1]}"
         for key in differing_settings(a + b)
@@ -187,7 +187,7 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     if len(ids) > 1 and not differing:
         differing = {"": f"comparability_id differs: {_some(ids)}"}
     yield from (("remark", f"{differing.pop(key)}: part of what is raced") for key in OF_ANY if key in differing)
-    if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
+    if all(str(setting["timing_protocol"]).startswith("script-") for setting in settings):
         own = [differing.pop(key) for key in OF_A_SCRIPT if key in differing]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
@@ -196,8 +196,8 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         yield "of losses", f"{settings_differ(loss_settings)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
-        expected = {key: name for key, name in SETTINGS.items() if key in known[0]}
-        if lacking := [name for key, name in expected.items() if any(setting.get(key) is None for setting in known)]:
+        expected = {key: name for key, name in SETTINGS.items() if key in settings[0]}
+        if lacking := [name for key, name in expected.items() if any(setting.get(key) is None for setting in settings)]:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"
@@ -291,10 +291,10 @@ def settings_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def differing_settings(rows: Sequence[Row]) -> list[str]:
     """Returns the keys of SETTINGS that have two or more known values among the rows."""
     settings = settings_of(rows)
-    known = {
+    distinct = {
         key: {json.dumps(setting[key]) for setting in settings if setting.get(key) is not None} for key in SETTINGS
     }
-    return [key for key, values in known.items() if len(values) > 1]
+    return [key for key, values in distinct.items() if len(values) > 1]
 
 
 def setting_text(rows: Sequence[Row], key: str) -> str:

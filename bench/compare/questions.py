@@ -148,8 +148,8 @@ def _reaches(rows: Sequence[Row], target: float | None) -> bool:
 
 
 def _at(steps: list[set[int]]) -> str:
-    known = set[int]().union(*steps)
-    return f"equal steps ({known.pop():,})" if known else "equal steps"
+    all_steps = set[int]().union(*steps)
+    return f"equal steps ({all_steps.pop():,})" if all_steps else "equal steps"
 
 
 def _each(steps: list[set[int]]) -> str:

@@ -187,8 +187,8 @@ def judge(stop: Stop, on: str, champion: Sequence[Path], candidate: Sequence[Pat
     }
     for row in b_rows:
         if not has_value(row):
-            what = row["failure"] or f"it is {row['validity']}"
-            return {**finding, "outcome": DROP, "why": f"run {row['run_id']} does not count: {what}"}
+            reason = row["failure"] or f"it is {row['validity']}"
+            return {**finding, "outcome": DROP, "why": f"run {row['run_id']} does not count: {reason}"}
     if on == "loss" and (why := _repeated(candidate, b_rows)):
         return {**finding, "outcome": DROP, "why": why}
     if not pairs:

@@ -57,9 +57,9 @@ def arms_from_words(arguments: Sequence[str], on_error: OnError = None) -> list[
     Each word is an arm, a race alone stands for all its arms, and "vs" separates arms of several words each.  What
     cannot be read is skipped and reported to on_error(message).  Raises ValueError if there is nothing to compare.
     """
-    sides: list[list[str]] = [[]] if SEPARATOR in arguments else [[word] for word in arguments]
-    for word in arguments if SEPARATOR in arguments else ():
-        sides.append([]) if word == SEPARATOR else sides[-1].append(word)
+    sides: list[list[str]] = [[]] if SEPARATOR in arguments else [[argument] for argument in arguments]
+    for argument in arguments if SEPARATOR in arguments else ():
+        sides.append([]) if argument == SEPARATOR else sides[-1].append(argument)
     if not all(sides):
         raise ValueError(f"{' '.join(arguments)}: write runs on both sides of {SEPARATOR}")
     selected = _Selected(sides, on_error)
@@ -80,7 +80,7 @@ def arm_from_each(names: Sequence[str], on_error: OnError = None) -> list[Arm]:
 
     What cannot be read is skipped and reported to on_error(message).  Raises ValueError if there is no run.
     """
-    selected, arms = _Selected([[word] for word in names], on_error), list[Arm]()
+    selected, arms = _Selected([[typed] for typed in names], on_error), list[Arm]()
     for group in selected.groups:
         if len(group) == 1 and group[0].race and group[0].arm is None:
             by_name = _arms_of_race(group[0].race, on_error)
@@ -165,7 +165,7 @@ def _once(
     return Arm(name, [rows[number] for number in once], [folders[number] for number in once], records or {})
 
 
-def _arm_from_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
+def _arm_from_paths(name: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
     folders: list[str] = []
     for path in map(str, paths):
         path = path if path in rows else os.path.abspath(path)
@@ -177,15 +177,15 @@ def _arm_from_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -
     folders = list(dict.fromkeys(folders))
     if not folders:
         if any(True for path in paths for _ in run_folder.walk(os.path.abspath(path))):
-            raise ValueError(f"{word}: none of its records can be read: restore run.json")  # its logs are not imported
-        return _arm_from_logs(word, paths)
+            raise ValueError(f"{name}: none of its records can be read: restore run.json")  # its logs are not imported
+        return _arm_from_logs(name, paths)
     kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races are never compared
     if not kept:
-        raise ValueError(f"{word}: {counted(len(folders), 'run')}, all of them discarded warm-up runs")
-    return _once(word, [rows[folder] for folder in kept], kept)
+        raise ValueError(f"{name}: {counted(len(folders), 'run')}, all of them discarded warm-up runs")
+    return _once(name, [rows[folder] for folder in kept], kept)
 
 
-def _arm_from_logs(word: str, paths: Iterable[Path]) -> Arm:
+def _arm_from_logs(name: str, paths: Iterable[Path]) -> Arm:
     """Imports logs of other harnesses, each in the first format that finds a run; copies of a log count once."""
     from bench.record.importers import dialects
 
@@ -194,15 +194,15 @@ def _arm_from_logs(word: str, paths: Iterable[Path]) -> Arm:
     try:
         files = dialects.files_of(paths)
     except ValueError as error:
-        raise ValueError(f"{word}: it holds no run folder and no training log ({error})") from None
+        raise ValueError(f"{name}: it holds no run folder and no training log ({error})") from None
     for path, part_of in files:
         readings = (dialects.read_file(path, form, part_of)[0] for form in dialects.NAMES)
         for run, steps in next((runs for runs in readings if runs), []):
             rows.append(row_of(run))
             records.setdefault(run["run_id"], run | {"steps": steps})
     if not rows:
-        raise ValueError(f"{word}: it holds no run folder and no training log")
-    return _once(word, rows, [None] * len(rows), records)
+        raise ValueError(f"{name}: it holds no run folder and no training log")
+    return _once(name, rows, [None] * len(rows), records)
 
 
 # ---- races

@@ -176,8 +176,8 @@ def independent(
         keys = {key for key in (("seed", row.get("seed")), ("losses", losses_id)) if key[1] is not None}
         mine, *others = [group for group in groups if group[0] & keys] or [(set[tuple[str, Any]](), list[Row]())]
         groups += [] if mine[1] else [mine]
-        for known, members in [*others, (keys, [row])]:
-            mine[0].update(known)
+        for shared, members in [*others, (keys, [row])]:
+            mine[0].update(shared)
             mine[1].extend(members)
         groups = [group for group in groups if not any(group is other for other in others)]
     return [members for _, members in groups]
@@ -241,8 +241,8 @@ def _z_fault(
     """Returns why the z rule cannot be applied to these runs, or None if it can."""
     if target_val_loss is None:
         return "no target to reach: the losses above are the result"
-    ours = [row for row in rows if row["provenance"] != "imported"]
-    if num_failed := sum(not eligibility.is_complete(row) for row in ours):
+    own = [row for row in rows if row["provenance"] != "imported"]
+    if num_failed := sum(not eligibility.is_complete(row) for row in own):
         return f"{num_failed} of {len(rows)} runs did not complete or are invalid"
     if num_empty := sum(not curve for curve in curves):
         return f"{num_empty} of {len(rows)} runs have no validation"

@@ -150,8 +150,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     target_val_loss = _first(given.target_val_loss, _common(arms, "target"))
     metric = metric_of(row for rows in arms for row in rows)
     margin, margin_source = target.margin_of(track, metric)
-    if (known := _first(given.loss_margin_nats, target.planned_margin(plan, metric))) is not None:
-        margin, margin_source = known, "as planned" if given.loss_margin_nats is None else "as given"
+    if (chosen := _first(given.loss_margin_nats, target.planned_margin(plan, metric))) is not None:
+        margin, margin_source = chosen, "as planned" if given.loss_margin_nats is None else "as given"
     loss_by = target_val_loss, target.p_value_of(track), margin
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
     comparison: Comparison = {

@@ -67,7 +67,7 @@ def name_of(key: str, comparison: Mapping[str, Any]) -> str:
     return metric_of(comparison).name if key == "val_loss" else MEASURES[key][0]
 
 
-def known(comparison: Mapping[str, Any]) -> list[str]:
+def known_measures(comparison: Mapping[str, Any]) -> list[str]:
     """Returns the keys of the measures that have a mean in some arm.  comparison: a Comparison of any version."""
     means = {key: (comparison.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
     return [key for key in MEASURES if any(mean is not None for mean in means[key])]
@@ -161,8 +161,8 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
     if effects.NOT_COUNTED in comparison["flags"]:
         metric = metric_of(comparison)
         lower = f"{'lower' if metric.sign > 0 else 'higher'} {metric.name} is"
-        what = "fewer steps are" if comparison["on"] == "steps_to_target" else lower
-        return f"{sentence}; {extra_sentence(comparison)}, so its {what} not counted"
+        gain = "fewer steps are" if comparison["on"] == "steps_to_target" else lower
+        return f"{sentence}; {extra_sentence(comparison)}, so its {gain} not counted"
     return sentence
 
 
@@ -196,8 +196,8 @@ def _sentence_of_steps(comparison: Mapping[str, Any], verdict: str) -> str:
     if "not-at-a-planned-look" in comparison["flags"]:
         return _not_at_a_look(comparison)
     p = "every run of an arm takes as many" if steps["p"] is None else f"p = {steps['p']:.2g}"
-    word = {"better": "fewer steps than", "worse": "more steps than", "equivalent": "as many steps as"}
-    compared = f"{b} needs {word[verdict]} {a}" if verdict in word else f"{b} against {a}"
+    phrases = {"better": "fewer steps than", "worse": "more steps than", "equivalent": "as many steps as"}
+    compared = f"{b} needs {phrases[verdict]} {a}" if verdict in phrases else f"{b} against {a}"
     return f"{compared} to the target: {means} ({p})"
 
 

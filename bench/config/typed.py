@@ -211,7 +211,7 @@ def allowed(hint: typing.Any) -> str:
         item = typing.get_args(plain)[0]
         is_plain = item in KINDS
         parts = [f"a list of {KINDS[item].removeprefix('a ')}s" if is_plain else f"a list, each {allowed(item)}"]
-    return " ".join(parts + [limit.words for limit in ranges]) + (", or null" if may_be_none else "")
+    return " ".join(parts + [limit.phrase for limit in ranges]) + (", or null" if may_be_none else "")
 
 
 def parts_of(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:

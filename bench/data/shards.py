@@ -160,18 +160,18 @@ class Facts:
             self._read.add(path)
         if path in self._read:
             return sha256(path)
-        known = self._known.get(str(path))
-        if not isinstance(known, dict) or known.get("stamp") != stamp or "sha256" not in known:
+        entry = self._known.get(str(path))
+        if not isinstance(entry, dict) or entry.get("stamp") != stamp or "sha256" not in entry:
             if stamp[0] > SLOW_BYTES:
                 say(f"checking {path.name}, {format_bytes(stamp[0])}")
-            known = self._known[str(path)] = {"stamp": stamp, "sha256": sha256(path)}
+            entry = self._known[str(path)] = {"stamp": stamp, "sha256": sha256(path)}
             self._new = True
-        return str(known["sha256"])
+        return str(entry["sha256"])
 
     def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:
         """Returns (sha256, largest token) of the file's current content."""
         digest = self.sha256(shard.path, say)
-        known = self._known.setdefault(digest, {})  # known by the content, wherever the file is
-        if not isinstance(known.get("max_token"), int):
-            known["max_token"], self._new = max_token(shard), True
-        return digest, known["max_token"]
+        entry = self._known.setdefault(digest, {})  # known by the content, wherever the file is
+        if not isinstance(entry.get("max_token"), int):
+            entry["max_token"], self._new = max_token(shard), True
+        return digest, entry["max_token"]

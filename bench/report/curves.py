@@ -155,8 +155,8 @@ def _rounded(columns: Mapping[str, list[Any]]) -> Curves:
     for name, values in columns.items():
         form = f"%.{DIGITS.get(name, DIGITS[VAL_LOSS.name])}g"
         is_unknown = values.count(None) == len(values)
-        known = [None if value is None or not math.isfinite(value) else float(form % value) for value in values]
-        rounded[name] = None if is_unknown else known
+        finite = [None if value is None or not math.isfinite(value) else float(form % value) for value in values]
+        rounded[name] = None if is_unknown else finite
     return rounded
 
 

@@ -75,10 +75,10 @@ class Series:
         """Returns the command that finds the commit of a change, or confirms it if it is known already."""
         before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
         on = ["--on", "val_loss"] if self.measure == "val_loss" else []
-        here, settings = working_folder(), []  # where the command is typed
-        for key, _, value in (word.partition("=") for word in self.settings):
+        cwd, settings = working_folder(), []  # where the command is typed
+        for key, _, value in (pair.partition("=") for pair in self.settings):
             if key not in PER_COMMIT:  # a script gets its arguments as they are
-                value = os.path.relpath(value, here) if f"{value}/".startswith(f"{here}/") else value
+                value = os.path.relpath(value, cwd) if f"{value}/".startswith(f"{cwd}/") else value
                 settings.append(f"{key}={value}")
         return f"./run.sh bisect {before} {after} {shlex.join([*on, *settings])}".rstrip()
 
@@ -174,8 +174,8 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         before, after = (series.points[index].commit for index in (change.before, change.after))
         between = f"between {before.sha[:SHORT]} and {after.sha[:SHORT]} ({after.date})"
         sentence = f"{series.measure} changed by {series.step_of(change)} {between}"
-        words = ("better", "worse") if series.measure == "val_loss" else ("faster", "slower")
-        yield Verdict(sentence, words[change.step > 0], series.name)
+        labels = ("better", "worse") if series.measure == "val_loss" else ("faster", "slower")
+        yield Verdict(sentence, labels[change.step > 0], series.name)
     if not series.changes:
         num = len(series.points)
         why = "" if num >= change_points.MIN_VALUES else f"; it takes {change_points.MIN_VALUES} to show one"

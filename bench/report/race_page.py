@@ -101,8 +101,8 @@ def document_of(
     title = f"Race: {and_(others)} against {baseline}"
     page_title = f"{title}, track {race.get('track')}"
     way = staircase(folder, at, race) if folder is not None else None
-    known = [f"track {race.get('track')}", str(race.get("status")).replace("_", " "), race.get("why")]
-    facts = [*known, race.get("started_at"), code(str(race.get("race_id"))), way]
+    state = [f"track {race.get('track')}", str(race.get("status")).replace("_", " "), race.get("why")]
+    facts = [*state, race.get("started_at"), code(str(race.get("race_id"))), way]
     return Document(title, _verdicts(race, against), blocks, race, page_title, [fact for fact in facts if fact])
 
 
@@ -129,7 +129,7 @@ def _arms(race: race_folder.Race, baseline: str, against: Against) -> tuple[Arms
 def _arm(
     name: str, arm: race_folder.Arm, baseline: str, shared: Sequence[str], with_code: bool, against: Against
 ) -> tuple[list[str], str]:
-    own = " ".join(word for word in arm.get("overrides") or [] if word not in shared)
+    own = " ".join(override for override in arm.get("overrides") or [] if override not in shared)
     facts = [fact for fact in (arm.get("name"), code(own)) if fact]
     counts = ["baseline" if name == baseline else "", _code(arm) if with_code else ""]
     counts += [f"config {arm['config_id']}" if arm.get("config_id") else ""]
@@ -141,8 +141,8 @@ def _code(arm: race_folder.Arm) -> str:
     """Returns text on the code that an arm ran; "" if it is unknown."""
     parts = [f"revision {arm['rev']}"] if arm.get("rev") else []
     if commit := arm.get("commit"):
-        whose = "harness " if any(word.startswith("script") for word in arm.get("overrides") or ()) else ""
-        parts.append(f"{whose}commit {commit[:8]}{' with changes' if arm.get('dirty') else ''}")
+        owner = "harness " if any(override.startswith("script") for override in arm.get("overrides") or ()) else ""
+        parts.append(f"{owner}commit {commit[:8]}{' with changes' if arm.get('dirty') else ''}")
     return ", ".join(parts)
 
 

@@ -12,7 +12,7 @@ from bench.base.reading import json_file, plain_file
 from bench.base.units import NS_PER_S, number_from, s_from_ms
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
-from bench.report.run_facts import what
+from bench.report.run_facts import details
 from bench.web.chart import Spec, chart, mark_of, series_of, short
 
 Rows = Sequence[StepRow]  # rows of steps.csv
@@ -36,7 +36,7 @@ TELEMETRY = (
 def specs_of(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec]:
     """Returns all charts of a run: the goal's metric, loss and step time first."""
     ends_s, stages = end_s(rows, events), run["measured"].get("stages") or ()
-    marked = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall"]
+    marked = [{"step": event["step"], "label": details(event)} for event in events if event["event"] == "stall"]
     if not events:  # an imported log, whose stalls are found from its steps
         marked = [
             {"step": stall["step"], "label": f"stall of {stall['ms']:.4g} ms"} for stall in stalls.find(list(rows))

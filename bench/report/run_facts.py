@@ -131,10 +131,10 @@ def files(folder: Path, run: Record, at: Path) -> Section:
     """Returns all files of the record with links to those that exist, and the settings.  at: the page's folder."""
     settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
     parts = [Section(path.name, [Verbatim(_text(path))], is_folded=True) for path in settings]
-    known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
+    entries = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
     way = os.path.relpath(folder.resolve(), at.resolve())
     lines = []
-    for file in known:
+    for file in entries:
         size = format_bytes(file["num_bytes"]) if "num_bytes" in file else None
         sha256 = code(file["sha256"]) if file.get("sha256") else None
         lines.append([_link(folder, file["path"], way), file["role"], size, sha256])
@@ -172,7 +172,7 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
     parts.append(Lines(list(_unwatched(run, costs)), is_soft=True))
     loud = [event for event in events if event["event"] not in QUIET_EVENTS]
     if loud:
-        facts = [[event["event"], event.get("step"), event.get("rank"), what(event)] for event in loud[:MAX_EVENTS]]
+        facts = [[event["event"], event.get("step"), event.get("rank"), details(event)] for event in loud[:MAX_EVENTS]]
         rest = f", the first {MAX_EVENTS} shown" if len(loud) > MAX_EVENTS else ""
         listed = Table(("event", "step", "rank", "facts"), facts)
         title = counted(len(loud), "event") + rest
@@ -205,7 +205,7 @@ def _kind(kind: str) -> str:
     return kind.replace("_", " ")
 
 
-def what(event: Mapping[str, Any]) -> str:
+def details(event: Mapping[str, Any]) -> str:
     """Returns an event's facts as text; for a stall, its length and cause come first."""
     skipped, parts = ["t_ns", "utc", "event", "rank", "step"], []
     if event["event"] == "stall" and all(name in event for name in STALL):

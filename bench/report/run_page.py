@@ -180,7 +180,7 @@ def _verdict(run: Record) -> list[Block]:
     if run_facts.is_imported(run):
         badges = [(run_facts.IMPORTED, "doubt"), (f"log {'' if status == 'complete' else 'in'}complete", "soft")]
         badges += [("suspect", "doubt")] * (validity == "suspect")  # none is green, as the harness did not watch it
-    verdict = Verdict(sentence(run), "", badges=[coloured(word, f"badge {colour}") for word, colour in badges])
+    verdict = Verdict(sentence(run), "", badges=[coloured(text, f"badge {colour}") for text, colour in badges])
     changed = [f"Changed against the track: {deviation}" for deviation in run["deviations"]]
     return [verdict, Bullets(run["validity_reasons"]), Bullets(changed)]
 

@@ -29,14 +29,14 @@ Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: (folder, row) of its co
 
 def write(folder: Path | str) -> Document:
     """Writes the files of a study whose race has ended, and returns its document."""
-    answer, folder = document(folder), Path(folder)
-    rows = [_heads(answer.data["study"]), *([cell or "" for cell in row] for row in answer.data["table"])]
+    page, folder = document(folder), Path(folder)
+    rows = [_heads(page.data["study"]), *([cell or "" for cell in row] for row in page.data["table"])]
     first, *others = [" & ".join(map(escape.latex, row)) + r" \\" for row in rows]
     tabular = [rf"\begin{{tabular}}{{lll{'r' * (len(HEADS) - 3)}}}", r"\hline", first, r"\hline", *others, r"\hline"]
     files = {"study.csv": escape.csv_text(rows), "study.tex": "\n".join([*tabular, r"\end{tabular}", ""])}
-    for name, content in (files | {"study.md": answer.markdown() + "\n", NAME: answer.html()}).items():
+    for name, content in (files | {"study.md": page.markdown() + "\n", NAME: page.html()}).items():
         atomic.write_text(folder / name, content, durable=False)
-    return answer
+    return page
 
 
 def block(folder: Path | str) -> str:
@@ -133,8 +133,8 @@ def _sentence(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
 
 
 def _points(tried: Mapping[float, float]) -> dict[str, list[float]]:
-    known = {value: loss for value, loss in tried.items() if math.isfinite(loss)}
-    return {"x": list(known), "y": list(known.values())}
+    finite = {value: loss for value, loss in tried.items() if math.isfinite(loss)}
+    return {"x": list(finite), "y": list(finite.values())}
 
 
 def _rows(

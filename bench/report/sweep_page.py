@@ -67,11 +67,11 @@ def _line(results: Results, key: str) -> Spec:
     runs = sorted(table_groups.counted(results.rows), key=lambda row: row[key])
     runs = [row for row in runs if row[results.score] is not None]
     at = [row[key] for row in runs]
-    some = {x: [row[results.score] for row in runs if row[key] == x] for x in at}
+    scores = {x: [row[results.score] for row in runs if row[key] == x] for x in at}
     is_first = [number == 0 or at[number - 1] != x for number, x in enumerate(at)]
 
     def at_each(of: Callable[[Sequence[float]], Any]) -> list[Any]:
-        return [of(some[x]) if first else None for x, first in zip(at, is_first, strict=True)]
+        return [of(scores[x]) if first else None for x, first in zip(at, is_first, strict=True)]
 
     mean = series_of("mean", at_each(stats.mean), "line")
     if len(results.keys) == 1:
@@ -179,7 +179,7 @@ def _facts(results: Results) -> list[str]:
     budget = f"budget {format_s(facts['budget_s'])}" if facts["budget_s"] is not None else ""
     tracks = ", ".join(sorted({str(row["track"]) for row in results.rows}))
     facts_shown = (f"track {tracks}" if tracks else "", state, budget, started, code(facts["sweep_id"]))
-    return [word for word in facts_shown if word]
+    return [fact for fact in facts_shown if fact]
 
 
 def _tiles(results: Results) -> Iterator[tuple[str, object]]:

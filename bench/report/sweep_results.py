@@ -99,9 +99,9 @@ class Results:
     def sd_of_repeats(self) -> float | None:
         """Standard deviation of the metric within a config, pooled over configs with repeats; None without repeats."""
         sds = [(group["n"] - 1, group[f"{self.score}_sd"]) for group in self.ranked]
-        some = [(df, sd) for df, sd in sds if sd is not None]
-        df = sum(freedom for freedom, _ in some)
-        return math.sqrt(sum(freedom * sd**2 for freedom, sd in some) / df) if df else None
+        measured = [(df, sd) for df, sd in sds if sd is not None]
+        df = sum(freedom for freedom, _ in measured)
+        return math.sqrt(sum(freedom * sd**2 for freedom, sd in measured) / df) if df else None
 
     def effects(self) -> list[table_groups.Pivot]:
         """Returns means() by descending range, without settings of which no value has two configs."""
@@ -123,10 +123,10 @@ class Results:
         return [pivot for pivot in pivots if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
 
-def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> Results:
+def read(folder: Path | str, entries: Iterable[tuple[str, Row]] | None = None) -> Results:
     """Reads a sweep's folder.  Raises ValueError if it is damaged.
 
-    known: (absolute folder, row) of every run in the results folder; None to read them.
+    entries: (absolute folder, row) of every run in the results folder; None to read them.
     """
     folder = Path(folder).absolute()
     facts, points = sweep.read(folder), sweep.points(folder)
@@ -135,9 +135,9 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
         if point.folder is not None:
             folders[point.folder.name] = point.folder
             numbers[point.folder.name] = sweep.values(point.overrides)
-    if known is None:
-        known = store.opened([folder.parent.parent]).rows("sweep_id = ?", [facts["sweep_id"]]).items()
-    by_path = dict(known)
+    if entries is None:
+        entries = store.opened([folder.parent.parent]).rows("sweep_id = ?", [facts["sweep_id"]]).items()
+    by_path = dict(entries)
     for path, row in by_path.items():
         if row["sweep_id"] == facts["sweep_id"]:
             folders.setdefault(row["run_id"], Path(path))
@@ -171,11 +171,11 @@ def _row(folder: str) -> Row | None:
 
 def _add_axes(rows: Sequence[TableRow], axes: Iterable[str], values: Mapping[str, Mapping[str, Any]]) -> None:
     """Adds the value of each axis to each row: the config's if it has such a setting, else that of the row's point."""
-    known = set(configs.keys(rows))
-    configs.add(rows, [key for key in axes if key in known])
+    keys = set(configs.keys(rows))
+    configs.add(rows, [key for key in axes if key in keys])
     for row in rows:
         for key in axes:
-            if key not in known and key not in table_columns.COLUMNS:
+            if key not in keys and key not in table_columns.COLUMNS:
                 row[key] = values.get(row["run_id"], {}).get(key)
 
 
@@ -201,14 +201,14 @@ def table(results: Results) -> list[str]:
     )
     times = () if all_beside else TIMES  # times of runs beside each other are not eligible
     points = results.facts["points"]
-    common = [word for word in points[0] if all(word in overrides for overrides in points)] if points else []
+    common = [setting for setting in points[0] if all(setting in overrides for overrides in points)] if points else []
     typed = [f"settings of all: {' '.join(common)}"] if common else []
     scores = f"{results.score}_mean", f"{results.score}_sd", "score_change", "score_ci95"
     columns = [*results.keys, "n", *scores, *times, "config_id"]
     lines = ["", about, *typed, "", table_text.fit(shown, columns, results.keys)]
     if len(results.ranked) > MAX_CONFIGS:
-        left = len(results.ranked) - MAX_CONFIGS
-        lines.append(f"and {left} more: ./run.sh table --group --sweep {results.facts['sweep_id']}")
+        num_more = len(results.ranked) - MAX_CONFIGS
+        lines.append(f"and {num_more} more: ./run.sh table --group --sweep {results.facts['sweep_id']}")
     effects = [line for block in effects_table(results) for line in ("", *block.text(False).split("\n"))]
     return [*lines, *(["", sentence] if (sentence := suspects(results)) else []), *effects, ""]
 

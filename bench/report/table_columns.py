@@ -51,24 +51,24 @@ class Columns:
 
     def named(self, patterns: Iterable[str], option: str) -> list[str]:
         """Returns the columns of names and globs, and adds them to the rows.  Raises ValueError for an unknown name."""
-        names = list(dict.fromkeys(name for word in patterns for name in self._named(word, option)))
+        names = list(dict.fromkeys(name for pattern in patterns for name in self._named(pattern, option)))
         configs.add(self._rows, [name for name in names if name not in self._fixed])
         return names
 
-    def _named(self, word: str, option: str) -> list[str]:
-        if word in self._fixed:
-            return [word]
-        if f"{word}_mean" in self._fixed:  # the rows are groups
-            return [f"{word}_mean"]
-        if word in self.settings or (not self._rows and "." in word):  # without a run its settings are unknown
-            return [word]
-        known = [*self._fixed, *self.settings]
-        if GLOB.search(word) and (names := fnmatch.filter(known, word)):
+    def _named(self, text: str, option: str) -> list[str]:
+        if text in self._fixed:
+            return [text]
+        if f"{text}_mean" in self._fixed:  # the rows are groups
+            return [f"{text}_mean"]
+        if text in self.settings or (not self._rows and "." in text):  # without a run its settings are unknown
+            return [text]
+        fields = [*self._fixed, *self.settings]
+        if GLOB.search(text) and (names := fnmatch.filter(fields, text)):
             return names
-        near = [name for name in known if name.endswith(f".{word}")] or difflib.get_close_matches(word, known, 3, 0.7)
+        near = [name for name in fields if name.endswith(f".{text}")] or difflib.get_close_matches(text, fields, 3, 0.7)
         guess = f"did you mean {' or '.join(near[:3])}? " if near else ""
         where = "./run.sh table --help lists them, and a setting such as optim.lr is one too"
-        raise ValueError(f"{option}: there is no column {word}; {guess}{where}")
+        raise ValueError(f"{option}: there is no column {text}; {guess}{where}")
 
     def varied(self) -> list[str]:
         """Returns the settings in which the rows differ, at most MAX_VARIED, and adds them to every row."""
@@ -90,7 +90,7 @@ class Columns:
 
     def orders(self, typed: str | None) -> list[tuple[str, bool]]:
         """Parses --sort "val_loss,-train_s" into (column, largest first) pairs."""
-        keys = [word.strip() for word in (typed or "").split(",") if word.strip(" +-")]
+        keys = [part.strip() for part in (typed or "").split(",") if part.strip(" +-")]
         return [
             (column, key.startswith("-"))
             for key in keys
@@ -111,25 +111,25 @@ def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
     if wanted is None:
         return {"=": f"{name} IS NULL", "!=": f"{name} IS NOT NULL"}.get(sign, "0"), []
     alternatives = wanted.split(",") if sign in ("=", "!=") else [wanted]
-    if kind in ("INTEGER", "REAL") and any(number_from(word) is None for word in alternatives):
+    if kind in ("INTEGER", "REAL") and any(number_from(choice) is None for choice in alternatives):
         raise ValueError(f"--where {typed}: {key} is a number and {wanted!r} is not: give a number")
     if kind == "BOOLEAN":
-        if any(word.lower() not in BOOLEANS for word in alternatives):
+        if any(choice.lower() not in BOOLEANS for choice in alternatives):
             raise ValueError(f"--where {typed}: {key} is yes or no")
-        alternatives = [str(int(BOOLEANS[word.lower()])) for word in alternatives]
+        alternatives = [str(int(BOOLEANS[choice.lower()])) for choice in alternatives]
     if sign not in ("=", "!="):
         compared = f"CASE typeof({name}) WHEN 'text' THEN {name} {sign} ? ELSE {name} {sign} ? END"
         return compared, [alternatives[0], number_from(alternatives[0])]
     equal, values = list[str](), list[Any]()
-    for word in dict.fromkeys([*alternatives, wanted]):
+    for choice in dict.fromkeys([*alternatives, wanted]):
         equal.append(f"{name} IN (?, ?)")
-        values += [word, number_from(word)]
-        if GLOB.search(word):
+        values += [choice, number_from(choice)]
+        if GLOB.search(choice):
             equal.append(f"(typeof({name}) = 'text' AND {name} GLOB ?)")
-            values.append(word.replace("[!", "[^"))
-        if word.startswith("["):  # a list in the form that a table shows
+            values.append(choice.replace("[!", "[^"))
+        if choice.startswith("["):  # a list in the form that a table shows
             equal.append(f"replace({name}, '\"', '') = ?")
-            values.append(word)
+            values.append(choice)
     any_of = " OR ".join(f"coalesce({text}, 0)" for text in equal)
     return (f"({any_of})" if sign == "=" else f"NOT ({any_of})"), values
 

@@ -29,7 +29,7 @@ GROUP_COLUMNS = (
     "track", "num_deviations", "name", "model", "size", "num_params", "optim", "world_size", "num_shards", "epochs",
     "metric", "device", "config_id", "n", "num_suspect", "num_invalid", "num_failed", "num_aborted", "num_stopped",
     "num_running",
-    *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
+    *(f"{name}_{statistic}" for name in GROUPED for statistic in ("mean", "sd")),
     "certificate", "source_sha256", "comparability_id", "run_ids",
 )
 # fmt: on
@@ -124,20 +124,20 @@ def find_baseline(rows: Sequence[TableRow], terms: Sequence[str], columns: Colum
     Raises ValueError if no row or several rows match.
     """
     matching, option = list(rows), f"--baseline {' '.join(terms)}"
-    for word in terms:
-        if table_columns.CONDITION.fullmatch(word):
-            condition = columns.condition(word, option)
+    for term in terms:
+        if table_columns.CONDITION.fullmatch(term):
+            condition = columns.condition(term, option)
             if condition.sign != "=":
                 raise ValueError(f"{option}: a baseline is one row: use KEY=VALUE")
             matching = [row for row in matching if table_columns.equals(row[condition.key], condition.wanted)]
         else:
             ids = [[row[name] for name in NAMES if row.get(name)] + list(row.get("run_ids") or ()) for row in matching]
-            whole = [row for row, own in zip(matching, ids) if word in own]
-            matching = whole or [row for row, own in zip(matching, ids) if any(word in name for name in own)]
+            whole = [row for row, own in zip(matching, ids) if term in own]
+            matching = whole or [row for row, own in zip(matching, ids) if any(term in name for name in own)]
     if len(matching) != 1:
-        what = f"{len(matching)} of {text_table.counted(len(rows), 'row')}" if matching else "no row"
+        count = f"{len(matching)} of {text_table.counted(len(rows), 'row')}" if matching else "no row"
         remedy = "give part of a run id, a config_id, or KEY=VALUE ... that one row has"
-        raise ValueError(f"{option}: it matches {what}: {remedy}")
+        raise ValueError(f"{option}: it matches {count}: {remedy}")
     return matching[0]
 
 

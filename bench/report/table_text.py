@@ -101,8 +101,8 @@ def render(rows: Rows, columns: Sequence[str], form: str, cells: Sequence[Sequen
 
 
 def _decimals(column: str) -> int:
-    name, _, what = column.rpartition("_") if column.endswith(("_mean", "_sd")) else (column, "", "")
-    return DECIMALS.get(name, 3) + (what == "sd")
+    name, _, statistic = column.rpartition("_") if column.endswith(("_mean", "_sd")) else (column, "", "")
+    return DECIMALS.get(name, 3) + (statistic == "sd")
 
 
 def cell(row: Mapping[str, Any], column: str) -> str:

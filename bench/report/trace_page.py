@@ -45,36 +45,36 @@ NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, Valu
 RUN_PREFIX = "trace-"  # prefix of the drawings' ids on a run's page
 
 
-def document(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """Returns the answer of ./run.sh analyze with its pictures.  answers: {title: analysis}."""
-    (first, *others), blocks = answers, list[Block]()
-    for number, (title, answer) in enumerate(answers.items()):
-        parts = _blocks(answer, f"{number}-" if number else "")
+def document(reports: Mapping[str, dict[str, Any]]) -> Document:
+    """Returns the answer of ./run.sh analyze with its pictures.  reports: {title: analysis}."""
+    (first, *others), blocks = reports, list[Block]()
+    for number, (title, report) in enumerate(reports.items()):
+        parts = _blocks(report, f"{number}-" if number else "")
         blocks += [Section(plain(brief(title), 200), parts)] if others else parts
     if not others:
-        return Document(f"Trace analysis: {plain(brief(first), 200)}", [text.verdict(answers[first])], blocks)
-    verdicts = [text.verdict(answer, plain(brief(title), 200)) for title, answer in answers.items()]
+        return Document(f"Trace analysis: {plain(brief(first), 200)}", [text.verdict(reports[first])], blocks)
+    verdicts = [text.verdict(report, plain(brief(title), 200)) for title, report in reports.items()]
     return Document("Trace analysis", verdicts, blocks)
 
 
 def section_of_run(folder: Path) -> Section:
     """Returns the section about a run folder's analysis.json for the run's page; empty without one."""
-    answer = atomic.read_json(folder / "analysis.json", {})
+    report = atomic.read_json(folder / "analysis.json", {})
     try:
-        return Section("Trace", _blocks(answer, RUN_PREFIX, is_first_said=False))
+        return Section("Trace", _blocks(report, RUN_PREFIX, is_first_said=False))
     except NOT_OURS:
         again = "analysis.json is not of this version: ./run.sh analyze RUN makes it again."
-        return Section("Trace", [Lines([again], is_soft=True)] if answer else [])
+        return Section("Trace", [Lines([again], is_soft=True)] if report else [])
 
 
-def _blocks(answer: Answer, id: str, is_first_said: bool = True) -> list[Block]:
-    panels = panels_of(answer, id)
-    first = next(iter(answer["ranks"].values()))
+def _blocks(report: Answer, id: str, is_first_said: bool = True) -> list[Block]:
+    panels = panels_of(report, id)
+    first = next(iter(report["ranks"].values()))
     return [
-        Picture(tiles(_facts(first, answer["overall"]))),
-        *text.remarks(answer, is_first_said),
+        Picture(tiles(_facts(first, report["overall"]))),
+        *text.remarks(report, is_first_said),
         *side_by_side(panels),
-        *text.tables(answer),
+        *text.tables(report),
     ]
 
 
@@ -93,16 +93,16 @@ def _facts(rank: Answer, overall: Answer) -> Iterable[tuple[str, object]]:
 # ---- the drawings and charts of an analysis
 
 
-def panels_of(answer: Answer, id: str) -> list[Panel]:
+def panels_of(report: Answer, id: str) -> list[Panel]:
     """Returns the drawings in the order of the page.  id: prefix of their ids."""
-    ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
+    ranks = dict(list(report["ranks"].items())[:MAX_RANKS])
     number, rank = next(iter(ranks.items()))
-    which = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
+    which = f"rank {number} of {len(report['ranks'])}" if len(report["ranks"]) > 1 else ""
     panels = [
         *_times(ranks, id),
         *_overlap(ranks, id),
         *_idle(ranks, id),
-        *_collective(answer["overall"], id),
+        *_collective(report["overall"], id),
         *_steps(rank, which, id),
         *_kernels(rank, which, id),
         *_host(rank, which, id),

@@ -69,7 +69,7 @@ def document_of(
     title = f"{document.and_(names[1:])} against {names[0]}"
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)] if at is not None else []
     about = [brief(text) for text in about]  # without local paths, because answers are sent to others
-    who = document.Arms([(name, [what], counts(against, name)) for name, what in zip(names, about, strict=True)])
+    who = document.Arms([(name, [setting], counts(against, name)) for name, setting in zip(names, about, strict=True)])
     charts = [Chart(spec) for spec in curves.charts_of_arms(named)]
     blocks = [
         *before_numbers(who, (), against, options),
@@ -99,9 +99,9 @@ def before_numbers(who: document.Arms, extra: Sequence[Block], against: Against,
 def _runs(arm: Arm, at: Path | str) -> Section:
     rows = []
     for row, folder in zip(arm.rows, arm.folders, strict=True):
-        known = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "score", "step_avg_ms")]
+        numbers = [None if row[key] is None else f"{row[key]:.4f}" for key in ("train_s", "score", "step_avg_ms")]
         seed = None if row["seed"] is None else str(row["seed"])
-        rows.append([link(row["run_id"], run_page.link_to(folder, at)), seed, *known, row["status"], row["device"]])
+        rows.append([link(row["run_id"], run_page.link_to(folder, at)), seed, *numbers, row["status"], row["device"]])
     heads = ("run", "seed", "train time, s", metric_of(arm.rows).name, "step_avg, ms", "status", "device")
     listed = Table(heads, rows, [False, *[True] * 4, False, False], style="tight")
     return Section(f"{arm.name}: {counted(len(arm.rows), 'run')}", [listed], is_folded=True)
@@ -126,21 +126,21 @@ def verdicts(against: Against) -> list[document.Verdict]:
 def _earlier(before: Mapping[str, int] | None) -> list[str]:
     if not before:
         return []
-    known = ", ".join(f"{num} {'without a verdict' if name == 'none' else name}" for name, num in before.items())
-    return [f"{counted(sum(before.values()), 'earlier race')} of these arms in this ledger: {known}"]
+    outcomes = ", ".join(f"{num} {'without a verdict' if name == 'none' else name}" for name, num in before.items())
+    return [f"{counted(sum(before.values()), 'earlier race')} of these arms in this ledger: {outcomes}"]
 
 
 def counts(against: Against, name: str) -> str:
     """Returns text on how many runs an arm has, how many of them are counted, and their number of steps."""
     comparison = against.get(name) or next(iter(against.values()), {})
     index = int(name in against)
-    known = (
+    facts = (
         comparison.get("started"),
         (comparison.get("time") or {}).get("n"),
         comparison.get("steps"),
         comparison.get("certificates"),
     )
-    started, timed, num_steps, certificate = (values[index] if values else None for values in known)
+    started, timed, num_steps, certificate = (values[index] if values else None for values in facts)
     if started is None:  # in an older race.json
         return ""
     text = counted(started, "run")
@@ -208,7 +208,7 @@ def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names:
 
 def numbers(baseline: str, against: Against) -> Section:
     """Returns a table with a row per measure and candidate, then sentences about the losses and both clocks."""
-    known = {name: wording.known(comparison) for name, comparison in against.items()}
+    measures = {name: wording.known_measures(comparison) for name, comparison in against.items()}
     is_one = len(against) == 1
     rows = [
         [
@@ -218,7 +218,7 @@ def numbers(baseline: str, against: Against) -> Section:
         ]
         for key in wording.MEASURES
         for name, comparison in against.items()
-        if key in known[name]
+        if key in measures[name]
     ]
     heads = [*against] if is_one else [f"mean of {baseline}", "of the arm"]
     heads = ["", baseline, *heads, *wording.HEAD] if is_one else ["", "arm", *heads, *wording.HEAD]
@@ -312,18 +312,18 @@ def excluded(against: Against) -> Section:
 
 def diagnosis(against: Against, options: Options) -> Section | Columns:
     """Returns where the time went, or, without options.why, a cause that stands out and the option that shows more."""
-    known = {name: comparison["diagnosis"] for name, comparison in against.items() if comparison.get("diagnosis")}
+    diagnoses = {name: comparison["diagnosis"] for name, comparison in against.items() if comparison.get("diagnosis")}
     if options.why:
         title = f"where the time went ({WITHIN_RUN})"
         parts = [
-            Section(f"{name}: {title}", between_runs.blocks(facts), is_folded=True) for name, facts in known.items()
+            Section(f"{name}: {title}", between_runs.blocks(facts), is_folded=True) for name, facts in diagnoses.items()
         ]
         return Section("Diagnosis", parts)
-    known = {name: facts for name, facts in known.items() if facts.get("regions") or facts.get("traces")}
-    hint = [Hint(f"{options.hint} shows where the time went")] if known else []
+    diagnoses = {name: facts for name, facts in diagnoses.items() if facts.get("regions") or facts.get("traces")}
+    hint = [Hint(f"{options.hint} shows where the time went")] if diagnoses else []
     on_time = {name: (facts.get("answers") or {}).get("time", facts)["verdict"] for name, facts in against.items()}
-    known = {name: facts for name, facts in known.items() if on_time[name] in ("faster", "slower")}
-    causes = {name: cause for name, facts in known.items() if (cause := between_runs.cause(facts))}
+    diagnoses = {name: facts for name, facts in diagnoses.items() if on_time[name] in ("faster", "slower")}
+    causes = {name: cause for name, facts in diagnoses.items() if (cause := between_runs.cause(facts))}
     lines = [f"why: {why}" if len(against) == 1 else f"why {name}: {why}" for name, why in causes.items()]
     return Columns([Lines(lines), *hint])
 

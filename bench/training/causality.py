@@ -122,8 +122,8 @@ def check(
         model.train(was_training)
     modes = {way.mode: [ask for ask in asks if ask.mode == way.mode] for way in ways}
     reasons = [mode_asks[-1].unchecked for mode_asks in modes.values() if all(ask.unchecked for ask in mode_asks)]
-    answer = {"found": "not checked" if reasons else "causal", "why": reasons[0] if reasons else None}
-    return answer | {"asks": [asdict(ask) for ask in asks], "sdpa_backends": sorted(backends)}
+    outcome = {"found": "not checked" if reasons else "causal", "why": reasons[0] if reasons else None}
+    return outcome | {"asks": [asdict(ask) for ask in asks], "sdpa_backends": sorted(backends)}
 
 
 def asked_shape(num_rows: int, seq_len: int) -> tuple[int, int]:

@@ -51,10 +51,10 @@ def reporter(path: str | None) -> Callable[[str], None]:
     except OSError:
         fd = None
 
-    def report(word: str) -> None:
+    def report(event: str) -> None:
         if fd is not None:
             with contextlib.suppress(OSError):
-                os.write(fd, f"{word}\n".encode())
+                os.write(fd, f"{event}\n".encode())
 
     return report
 
@@ -70,7 +70,7 @@ class Clock:
         sync: Callable[[], None],
         barrier: Callable[[], None],
         now_ns: Callable[[], int] = time.perf_counter_ns,
-        report: Callable[[str], None] = lambda word: None,
+        report: Callable[[str], None] = lambda event: None,
         train_s: float = 0.0,
     ):
         self._sync, self._barrier, self._now_ns, self._report = sync, barrier, now_ns, report

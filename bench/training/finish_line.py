@@ -42,9 +42,9 @@ class FinishLine:
             step_flops = flops_per_token * batch_tokens
             fitting = math.floor(goal.flop_budget / step_flops)
             if fitting < 1:
-                what = f"a step of {batch_tokens:,.0f} tokens has {step_flops:.3g} FLOPs"
+                cost = f"a step of {batch_tokens:,.0f} tokens has {step_flops:.3g} FLOPs"
                 remedy = "give more, or a smaller batch or model"
-                raise ValueError(f"goal.flop_budget={goal.flop_budget:g}: {what}: {remedy}")
+                raise ValueError(f"goal.flop_budget={goal.flop_budget:g}: {cost}: {remedy}")
             self.num_steps = min(self.num_steps, fitting)
             on_horizon(0, self.num_steps)
         self.stop_after = stop_after if stop_after is not None and stop_after < self.num_steps else None
@@ -62,10 +62,10 @@ class FinishLine:
         train_s = self._slowest_s(train_s)
         before, before_s = self.last
         self.last = steps_done, train_s
-        left = (self._goal.time_budget_s - train_s) * (steps_done - before) / (train_s - before_s)
-        fitting = math.floor(FITTING_FRAC * left)
-        if steps_done == 1 and left < 0:
+        steps_left = (self._goal.time_budget_s - train_s) * (steps_done - before) / (train_s - before_s)
+        fitting = math.floor(FITTING_FRAC * steps_left)
+        if steps_done == 1 and steps_left < 0:
             why = f"the first step took {train_s:.3g} s"
             raise ValueError(f"goal.time_budget_s={self._goal.time_budget_s:g}: {why}: give more, or smaller steps")
-        self._on_horizon(steps_done, min(self.num_steps, steps_done + max(1, math.floor(left))))
+        self._on_horizon(steps_done, min(self.num_steps, steps_done + max(1, math.floor(steps_left))))
         return min(planned, steps_done + fitting, GROWTH * steps_done) if fitting >= 1 else None

@@ -41,7 +41,7 @@ class RankResult:
 
 
 def write(
-    folder: Path, own_rows: list[Row], everyone: list[RankResult], known: dict[str, Any], begins_look: bool
+    folder: Path, own_rows: list[Row], everyone: list[RankResult], facts: dict[str, Any], begins_look: bool
 ) -> None:
     """Writes steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
@@ -59,7 +59,7 @@ def write(
         step_files.append_event(folder, event)
     first = everyone[0]
     by_node = [rank.foreign_cpu_cores for rank in everyone if rank.foreign_cpu_cores is not None]
-    measured_by_all = known | {
+    measured_by_all = facts | {
         "measured": {
             "train_s_by_rank": [rank.train_s for rank in everyone],
             "validation_s": first.validation_s,
@@ -70,7 +70,7 @@ def write(
             "loader_wait_ms": max(rank.loader_wait_ms for rank in everyone),
             "foreign_cpu_cores": max(by_node, default=None),
             "compile_flags": {name: value for rank in everyone for name, value in rank.compile_flags.items()},
-            **known["measured"],
+            **facts["measured"],
         },
         "doubts": [
             {"rank": num, "instrument": name, "doubt": doubt}
@@ -124,8 +124,8 @@ def _by_rank(everyone: list[RankResult]) -> dict[str, list[dict[int, float]]]:
     Ranks wait for each other within a step, so their step_ms are alike; own_ms is what a rank does before it can wait,
     its data and forward, and shows which rank was late.  Of steps before the number of ranks changed neither is known.
     """
-    known = [[row for row in rank.rows if "is_of_all" not in row] for rank in everyone]
-    by_column = {"step_ms": [{row["step"]: row["step_ms"] for row in rank_rows} for rank_rows in known]}
+    own_rows = [[row for row in rank.rows if "is_of_all" not in row] for rank in everyone]
+    by_column = {"step_ms": [{row["step"]: row["step_ms"] for row in rank_rows} for rank_rows in own_rows]}
     regions = [rank.columns.get("regions", {}) for rank in everyone]
     if all(columns.get("data_ms") and columns.get("forward_ms") for columns in regions):
         by_column["own_ms"] = [

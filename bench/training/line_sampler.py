@@ -143,7 +143,7 @@ def _children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                pids += [int(word) for word in file.read().split()]
+                pids += [int(child) for child in file.read().split()]
     return pids
 
 

@@ -60,8 +60,8 @@ def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) 
         rows=[],
     )
     first_step = num_done + config.wait_steps + config.warmup_steps + 1
-    made, failed = load(look_instruments(config, first_step, context.device_type), context)
-    instruments = InstrumentSet(made, warnings=failed)
+    loaded, failed = load(look_instruments(config, first_step, context.device_type), context)
+    instruments = InstrumentSet(loaded, warnings=failed)
     trainer.attach(instruments, _NoLog())
     try:
         _train(trainer, instruments, num_done, repeated_steps(num_done, num_steps))
@@ -73,7 +73,7 @@ def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) 
     summaries: dict[str, Any] = instruments.collect("summary")
     pages: list[str] = []
     try:
-        pages += _memory_pages(made, context)
+        pages += _memory_pages(loaded, context)
     except Exception as error:
         instruments.warnings.append(warning(NAME, "memory page", error))
     instruments.close()
@@ -94,15 +94,15 @@ def _train(trainer: Trainer, instruments: InstrumentSet, num_done: int, steps: l
     distributed.sync(trainer.ranks.device)
 
 
-def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
+def _memory_pages(instruments: list[Instrument], context: Context) -> Iterator[str]:
     """Writes memory/look_rankN.html, the page of allocations in the trace, and yields its path."""
     from bench.training.profiling import allocations
 
-    for shot in (shot for instrument in made if isinstance(instrument, Trace) for shot in instrument.shots):
+    for shot in (shot for instrument in instruments if isinstance(instrument, Trace) for shot in instrument.shots):
         if shot.saved is None:
             continue
-        what = f"memory while {windows.described(shot.window)} were recorded, after the race"
-        about = f"{context.folder.name}, rank {context.rank}: {what}, as torch's profiler saw it."
+        caption = f"memory while {windows.described(shot.window)} were recorded, after the race"
+        about = f"{context.folder.name}, rank {context.rank}: {caption}, as torch's profiler saw it."
         html, _ = allocations.page_of_trace(shot.saved.path, f"{NAME}, rank {context.rank}: memory", about)
         path = context.folder / "memory" / f"{NAME}_rank{context.rank}.html"
         path.parent.mkdir(exist_ok=True)

@@ -133,12 +133,12 @@ def mean_nats(losses: Iterable[torch.Tensor], batch_tokens: int, device: torch.d
 def timeline_of(config: Config, model: LanguageModel) -> Timeline:
     """Returns the run's Timeline.  Raises ValueError if stages set what the model lacks, or a window cuts a block."""
     stages, val_window_tokens = stages_of(config), config.goal.val_window_tokens
-    for setting, (method, what) in METHODS.items():
+    for setting, (method, feature) in METHODS.items():
         # an overridden forward() does not support a loss of several tokens
         is_own = setting == "ahead_weights" and type(model).forward is not LanguageModel.forward
         for index, stage in enumerate(stages):
             if getattr(stage, setting) is not None and (is_own or not hasattr(model, method)):
-                remedy = f"model.arch={config.model and config.model.arch} has no {what}: use one that has"
+                remedy = f"model.arch={config.model and config.model.arch} has no {feature}: use one that has"
                 raise ValueError(f"stages[{index}].{setting}={getattr(stage, setting)}: {remedy}")
     window_block = getattr(model, "window_block", 1)
     check_window("goal.val_window_tokens", val_window_tokens, window_block)

@@ -270,7 +270,7 @@ def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int, late: Collectio
         parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
         alike = [[tensor for tensor in parameters if tensor not in late]]
         alike += [[tensor] for tensor in parameters if tensor in late]
-        layouts = [layout for some in alike for layout in buckets.packed(some, ranks.world_size, bucket_bytes)]
+        layouts = [layout for tensors in alike for layout in buckets.packed(tensors, ranks.world_size, bucket_bytes)]
         if by_element:
             sliced = [buckets.Sliced(layout, ranks) for layout in layouts]
             group["params"] = [bucket.weights for bucket in sliced]

@@ -290,15 +290,15 @@ class RefereeLoss:
 
         All ranks must agree, because their losses are added up afterwards.
         """
-        answer, why = None, None
+        value, why = None, None
         try:
             with torch.no_grad(), forked_rng(self._trainer.ranks.device):
-                answer = passes()
+                value = passes()
         except Exception as error:  # raised by the user's code, or out of memory
             why = str(error) if isinstance(error, NoLogits) else f"{type(error).__name__}: {str(error)[:200]}"
         reasons = [reason for reason in distributed.gather(why) if reason]
         self._why = self._why or (reasons[0] if reasons else None)
-        return None if reasons else answer
+        return None if reasons else value
 
 
 def _gathered(own: list[T]) -> list[T]:

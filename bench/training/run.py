@@ -246,7 +246,7 @@ class Run:
                 self.times["num_checkpoints"] = num_saved
             if writer:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
-            observed = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
+            observed = {kind: instruments.collect(kind) for kind in ("columns", "flags", "summary", "doubts")}
             instruments.collect_warnings()
         return gather_result.RankResult(
             train_s=clock.train_s,
@@ -301,7 +301,7 @@ class Run:
         measured.warnings, measured.events = self.instruments.warnings, self.events.kept  # close() may have added some
         everyone = distributed.gather(measured)
         if self._writer is not None:
-            known = {
+            facts = {
                 "stopped_at": self._stopped_at,
                 "model": self._facts["model"],
                 "measured": self.times | self._facts["measured"],
@@ -310,7 +310,7 @@ class Run:
                 "referee": self.referee | {"code": imported.merged([rank.code for rank in everyone])},
             }
             everyone[0].warnings = self.instruments.warnings  # merge() may have added some
-            gather_result.write(self.folder, self._writer.rows, everyone, known, begins_look=self._is_looking())
+            gather_result.write(self.folder, self._writer.rows, everyone, facts, begins_look=self._is_looking())
 
     def _is_looking(self) -> bool:
         return bool(self.config.look.enabled) and self._stopped_at is None
@@ -346,8 +346,8 @@ class Run:
             local_rank=ranks.local_rank,
             local_size=ranks.local_size,
         )
-        made, warnings = load(self.config.instruments, context)
-        return InstrumentSet(made, warnings=warnings)
+        instruments, warnings = load(self.config.instruments, context)
+        return InstrumentSet(instruments, warnings=warnings)
 
     def _known_facts(self) -> dict[str, Any]:
         """Returns run.json's facts about model and batch, which are known before the first step."""

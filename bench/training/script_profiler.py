@@ -100,8 +100,8 @@ class Profiler:
         options = dict(window["options"])
         kinds = options.pop("activities")
         if kinds:
-            known = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
-            options["activities"] = [known[kind] for kind in kinds]
+            activities = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
+            options["activities"] = [activities[kind] for kind in kinds]
         profile = torch.profiler.profile(schedule=action, on_trace_ready=self._save, **options)
         profile.step_num, profile.current_action = following, action(following)
         profile.start()

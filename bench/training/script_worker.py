@@ -165,9 +165,9 @@ def watch_opened(path: str, beside: tuple[str, ...]) -> None:
         if not isinstance(name, (str, bytes)):
             return
         if name in seen:
-            known = seen[name]
-            if known and now_ns() - known[1] > AGAIN_NS:
-                note(known)
+            earlier = seen[name]
+            if earlier and now_ns() - earlier[1] > AGAIN_NS:
+                note(earlier)
             return
         text = os.fsdecode(name)
         is_data = text.endswith(DATA)

@@ -18,8 +18,8 @@ READ_LATE_STEPS = 1  # 1 or more, so that the last step before a validation is r
 class NonFiniteLoss(RuntimeError):
     """A loss became nan or inf at .step, a row of steps.csv."""
 
-    def __init__(self, step: int, loss: float, what: str = "train_loss"):
-        super().__init__(f"{what}={loss} at step {step}")
+    def __init__(self, step: int, loss: float, name: str = "train_loss"):
+        super().__init__(f"{name}={loss} at step {step}")
         self.step = step
 
 
@@ -121,6 +121,6 @@ class StepLog:
     def _hand_on(self, row: dict[str, Any]) -> None:
         if self._on_row:
             self._on_row(row)
-        for what in ("train_loss", "val_loss"):
-            if row[what] is not None and not math.isfinite(row[what]):
-                raise NonFiniteLoss(row["step"], row[what], what)
+        for name in ("train_loss", "val_loss"):
+            if row[name] is not None and not math.isfinite(row[name]):
+                raise NonFiniteLoss(row["step"], row[name], name)

@@ -52,8 +52,8 @@ def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
     keep, size = {0, len(values) - 1}, len(values) / (max_points // 2)
     for bucket in range(max_points // 2):
         indices = range(int(bucket * size), min(len(values), int((bucket + 1) * size)))
-        known = [index for index in indices if values[index] is not None] or [indices[0]]
-        keep |= {choose(known, key=lambda index: values[index] or 0) for choose in (min, max)}
+        present = [index for index in indices if values[index] is not None] or [indices[0]]
+        keep |= {choose(present, key=lambda index: values[index] or 0) for choose in (min, max)}
     return sorted(keep)
 
 

@@ -57,12 +57,12 @@ def code(text: str) -> Shown:
     return Shown(text, tag("code", text, class_="long" if len(text) > 2 * LONG_CHARS else None))
 
 
-def coloured(word: str, colour: str = "soft", hint: str = "") -> Shown:
-    """Returns a word that a page shows in colour.
+def coloured(text: str, colour: str = "soft", hint: str = "") -> Shown:
+    """Returns a text that a page shows in colour.
 
-    colour: good, bad, doubt or soft, or one of these after "badge "; hint: shown while the pointer is over the word.
+    colour: good, bad, doubt or soft, or one of these after "badge "; hint: shown while the pointer is over the text.
     """
-    return Shown(word, tag("span", word, class_=colour, title=hint or None))
+    return Shown(text, tag("span", text, class_=colour, title=hint or None))
 
 
 def badge(verdict: str) -> Shown:
@@ -104,11 +104,11 @@ class Verdict:
             whom = "" if is_md or not self.about else f"{escape.line(self.about)}: "
             state = f"{', '.join(self.badges)}: " if self.badges else ""
             return Lines([f"{whom}{state}{self.sentence}", *(f"  {line}" for line in self.notes)]).text(is_md)
-        word = escape.escaped(badge(self.word).upper(), is_md)
+        label = escape.escaped(badge(self.word).upper(), is_md)
         whom = escape.escaped(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
-            word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
-        first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {whom}{sentence}"
+            label, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
+        first = f"verdict: {f'**{label}**' if is_md else text_table.coloured(label)}  {whom}{sentence}"
         return "\n".join([first, *(f"{' ' * len('verdict: ')}{escape.escaped(line, is_md)}" for line in self.notes)])
 
     def html(self) -> Safe:

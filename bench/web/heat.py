@@ -32,10 +32,10 @@ def plot(
     """
     values = [cell.value for line in cells for cell in line if cell and cell.value is not None]
     low, high = (min(values), max(values)) if values else (0.0, 0.0)
-    top = tag("tr", tag("th", f"{names[0]} \\ {names[1]}".strip(" \\")), *(tag("th", word) for word in heads[1]))
+    top = tag("tr", tag("th", f"{names[0]} \\ {names[1]}".strip(" \\")), *(tag("th", label) for label in heads[1]))
     lines = [
-        tag("tr", tag("th", word, scope="row"), *(_cell(cell, low, high) for cell in line))
-        for word, line in zip(heads[0], cells, strict=True)
+        tag("tr", tag("th", label, scope="row"), *(_cell(cell, low, high) for cell in line))
+        for label, line in zip(heads[0], cells, strict=True)
     ]
     body = tag("table", tag("thead", top), tag("tbody", *lines), class_="heat")
     caption = tag("figcaption", tag("b", title), " ", tag("span", about))

@@ -60,7 +60,7 @@ def table(
     ]
     sides = ("number" if is_right else None for _, is_right in itertools.zip_longest(head, right[: len(head)]))
     heads = (  # an empty head is not a header cell
-        tag("th", word, scope="col", class_=side) if word else tag("td") for word, side in zip(head, sides, strict=True)
+        tag("th", text, scope="col", class_=side) if text else tag("td") for text, side in zip(head, sides, strict=True)
     )
     top = tag("thead", tag("tr", *heads)) if head else ""
     body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *lines), class_=class_)

@@ -35,6 +35,6 @@ class Config(muon.Config):
         super().set_step(optimizer, step, num_steps)
         num_cooldown_steps = round(self.momentum_cooldown_frac * num_steps)
         if num_steps - step < num_cooldown_steps:
-            left = (num_steps - step) / num_cooldown_steps
+            remaining_frac = (num_steps - step) / num_cooldown_steps
             (group,) = optimizer.param_groups
-            group["momentum"] = (1 - left) * self.first_momentum + left * group["momentum"]
+            group["momentum"] = (1 - remaining_frac) * self.first_momentum + remaining_frac * group["momentum"]

@@ -125,7 +125,7 @@ def _stretches(a: Sequence[_Run], b: Sequence[_Run]) -> list[dict[str, Any]]:
     steps = sorted(a_ms.keys() & b_ms.keys())
     size = max(1, -(-len(steps) // NUM_STRETCHES))
     parts = [steps[first : first + size] for first in range(0, len(steps), size)]
-    return [{"first_step": some[0], "last_step": some[-1], **_pair(a_ms, b_ms, some)} for some in parts]
+    return [{"first_step": part[0], "last_step": part[-1], **_pair(a_ms, b_ms, part)} for part in parts]
 
 
 def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[float | None]]]:
@@ -146,11 +146,11 @@ def _telemetry(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, list[float | N
     """Returns {name: [mean of A's runs, of B's]} for numbers in the telemetry's summary, such as clocks and power."""
     summaries = [[run.summary("telemetry") for run in runs] for runs in (a, b)]
     names = dict.fromkeys(name for arm in summaries for summary in arm for name in summary)
-    known = {
+    by_name = {
         name: [[summary[name] for summary in arm if _is_number(summary.get(name))] for arm in summaries]
         for name in names
     }
-    means = {name: [stats.mean(values) if values else None for values in arms] for name, arms in known.items()}
+    means = {name: [stats.mean(values) if values else None for values in arms] for name, arms in by_name.items()}
     return {name: both for name, both in means.items() if any(mean is not None for mean in both)}
 
 
@@ -173,11 +173,11 @@ def _sentences(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
         sentences.append(f"{part} is in {name.removesuffix('_ms')}: {ms}")
     for kind, cost in diagnosis["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
-            known = []
+            phrases = []
             for name, count, ms in zip(names, cost["count"], cost["ms"]):
                 per_run = "not watched" if count is None else f"{count:.3g} a run" + f" costing {ms:.3g} ms" * bool(ms)
-                known.append(f"{per_run} in {name}")
-            sentences.append(f"{kind.replace('_', ' ')}: {', '.join(known)}")
+                phrases.append(f"{per_run} in {name}")
+            sentences.append(f"{kind.replace('_', ' ')}: {', '.join(phrases)}")
     return sentences
 
 
@@ -219,10 +219,10 @@ def _steps(diagnosis: Mapping[str, Any]) -> Iterator[Block]:
     yield Table(heads, rows, [False] + [True] * 5)
     yield Lines(diagnosis["words"])
     telemetry = [(label, per, diagnosis["telemetry"].get(name)) for name, (label, per) in TELEMETRY.items()]
-    known = [
+    lines = [
         [label, *(None if mean is None else f"{per * mean:,.4g}" for mean in means)]
         for label, per, means in telemetry
         if means
     ]
-    if known:
-        yield Table(("telemetry, mean of runs", a, b), known, (False, True, True))
+    if lines:
+        yield Table(("telemetry, mean of runs", a, b), lines, (False, True, True))

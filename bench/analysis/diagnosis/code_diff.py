@@ -99,14 +99,14 @@ def _counted(line: str) -> dict[str, Any]:
 def _git(repo: Path | str, scratch: str) -> Callable[..., str]:
     """Returns git.run() with its index and object store in scratch, so that the repository's objects are only read."""
     os.mkdir(f"{scratch}/objects")
-    known = git.run(repo, "rev-parse", "--git-path", "objects").strip()
+    objects = git.run(repo, "rev-parse", "--git-path", "objects").strip()
     return functools.partial(
         git.run,
         repo,
         errors="replace",
         GIT_INDEX_FILE=f"{scratch}/index",
         GIT_OBJECT_DIRECTORY=f"{scratch}/objects",
-        GIT_ALTERNATE_OBJECT_DIRECTORIES=str(Path(repo, known).resolve()),
+        GIT_ALTERNATE_OBJECT_DIRECTORIES=str(Path(repo, objects).resolve()),
     )
 
 

@@ -118,9 +118,9 @@ def running_median(values: list[float]) -> list[float]:
 
 def excess(rows: list[dict[str, Any]], column: str) -> dict[int, float]:
     """Returns {step: milliseconds above the running median} of a column in unflagged rows; {} without that column."""
-    known = [row for row in rows if row.get(column) is not None and not row.get("flags")]
-    values = [row[column] for row in known]
-    return {row["step"]: row[column] - centre for row, centre in zip(known, running_median(values))} if values else {}
+    usable = [row for row in rows if row.get(column) is not None and not row.get("flags")]
+    values = [row[column] for row in usable]
+    return {row["step"]: row[column] - centre for row, centre in zip(usable, running_median(values))} if values else {}
 
 
 def lateness(by_rank: Sequence[dict[int, float]]) -> dict[int, tuple[float, int]]:
@@ -289,10 +289,10 @@ def _as_events(
 ) -> list[dict[str, Any]]:
     """Returns the stalls as events at the time of their steps, then the skew as one at the time of the last step."""
     at_ns = {row["step"]: row.get("t_ns") for row in rows}
-    made = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
+    new = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
     if skewed and rows:
-        made.append({"t_ns": rows[-1].get("t_ns"), "event": "rank_skew", **(skewed.get("own_ms") or skewed["step_ms"])})
-    return [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in made]
+        new.append({"t_ns": rows[-1].get("t_ns"), "event": "rank_skew", **(skewed.get("own_ms") or skewed["step_ms"])})
+    return [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in new]
 
 
 def _utc(t_ns: int | None, events: Sequence[dict[str, Any]]) -> str | None:

@@ -241,8 +241,8 @@ def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any
     def own(piece: Piece) -> Any:
         return None if piece.part in (parts.WAITING, parts.EXPOSED) else name_of(piece)
 
-    theirs = [other.ms_by(own) for other in others]
-    more_ms = {name: ms - statistics.median(other[name] for other in theirs) for name, ms in mine.ms_by(own).items()}
+    others_ms = [other.ms_by(own) for other in others]
+    more_ms = {name: ms - statistics.median(other[name] for other in others_ms) for name, ms in mine.ms_by(own).items()}
     return {name: more_ms[name] for name in sorted(more_ms, key=lambda name: -more_ms[name]) if more_ms[name] > 0}
 
 
@@ -286,15 +286,15 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
+def whole_ns(account: dict[str, Any]) -> dict[str, int]:
     """Returns {part: whole ns of a mean step}, which add up to the rounded step: the largest remainders are rounded up.
 
     So the parts of a difference add up to the difference of the steps, however many steps each answer has.
     """
     exact: dict[str, Fraction] = collections.defaultdict(Fraction)
-    for rank in answer["ranks"].values():
+    for rank in account["ranks"].values():
         for line in rank["parts"]:
-            exact[line["part"]] += Fraction(line["sum_ns"], len(rank["steps"]) * len(answer["ranks"]))
+            exact[line["part"]] += Fraction(line["sum_ns"], len(rank["steps"]) * len(account["ranks"]))
     whole = {part: int(ns) for part, ns in exact.items()}
     missing = round(sum(exact.values())) - sum(whole.values())
     for part in sorted(exact, key=lambda part: whole[part] - exact[part])[:missing]:
@@ -302,16 +302,16 @@ def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
     return whole
 
 
-def _products_together(answer: dict[str, Any]) -> dict[str, Any]:
+def _products_together(account: dict[str, Any]) -> dict[str, Any]:
     """Returns an answer whose products are one part, because the best rate that divides them is each trace's own."""
-    ranks = answer["ranks"].items()
+    ranks = account["ranks"].items()
     as_one = dict.fromkeys((parts.SEEN, parts.SLOWER), parts.PRODUCTS)
     lines = ("parts", "pieces")
     renamed = {
         number: {of: [line | {"part": as_one.get(line["part"], line["part"])} for line in rank[of]] for of in lines}
         for number, rank in ranks
     }
-    return answer | {"ranks": {number: rank | renamed[number] for number, rank in ranks}}
+    return account | {"ranks": {number: rank | renamed[number] for number, rank in ranks}}
 
 
 def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
@@ -332,10 +332,10 @@ def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]
     return [line for line in lines[:NUM_LINES] if line["change_ms"]]
 
 
-def _by_origin(answer: dict[str, Any]) -> dict[ranking.Origin, tuple[dict[str, float], dict[str, Any]]]:
+def _by_origin(account: dict[str, Any]) -> dict[ranking.Origin, tuple[dict[str, float], dict[str, Any]]]:
     """Returns {origin: ({rank: ms of its mean step}, the longest piece of that origin)}."""
     by_origin: dict[ranking.Origin, tuple[dict[str, float], dict[str, Any]]] = {}
-    for number, rank in answer["ranks"].items():
+    for number, rank in account["ranks"].items():
         for piece in rank["pieces"]:
             key = ranking.origin_of(Piece(*(piece[name] for name in Piece._fields)))
             ms, longest = by_origin.get(key, ({}, piece))

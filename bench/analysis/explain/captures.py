@@ -48,16 +48,16 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
     captures = [capture for source in (rank, *others) for capture in _captures(source)] if graphs else []
     fits: dict[tuple[str, ...], list[tuple[_Capture, list[tuple[int, int]]]]] = {}
     seen: collections.Counter[tuple[str, ...]] = collections.Counter()
-    known: dict[int, Operator] = {}
+    found: dict[int, Operator] = {}
     for graph in graphs:
         names = tuple(rank.names[name] for name in rank.name[graph])
         if names not in fits:
             fits[names] = [(capture, pairs) for capture in captures if (pairs := _fitted(capture, names))]
         if fits[names]:
             capture, pairs = fits[names][seen[names] % len(fits[names])]
-            known |= {row: Operator(capture.rank, *of) for row, of in zip(graph.tolist(), pairs) if of[0] >= 0}
+            found |= {row: Operator(capture.rank, *of) for row, of in zip(graph.tolist(), pairs) if of[0] >= 0}
         seen[names] += 1
-    return known
+    return found
 
 
 def _captures(rank: Rank) -> Iterator[_Capture]:

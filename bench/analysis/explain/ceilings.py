@@ -75,16 +75,16 @@ class Ceilings:
         return self._data_sheet(peak_rates.mem_bytes_per_s(self.device))
 
     def _data_sheet(self, per_s: float | None) -> Rate | None:
-        known = peak_rates.find(self.device)
-        return Rate(per_s, f"data sheet: {known.source}") if per_s and known is not None else None
+        sheet = peak_rates.find(self.device)
+        return Rate(per_s, f"data sheet: {sheet.source}") if per_s and sheet is not None else None
 
     @property
     def source(self) -> str | None:
         """The source of the peaks, None if no peak is known."""
         if self.measured is not None:
             return self.measured.source
-        known = peak_rates.find(self.device)
-        return f"data sheet: {known.source}" if known is not None else OBSERVED if self.observed else None
+        sheet = peak_rates.find(self.device)
+        return f"data sheet: {sheet.source}" if sheet is not None else OBSERVED if self.observed else None
 
     def observe(self, lines: list[tuple[str | None, float, float]]) -> None:
         """Keeps the best rate of each precision, unless there is a data sheet.  lines: [(precision, FLOP, seconds)]."""
@@ -128,9 +128,9 @@ class Ceilings:
 
         collective: its name in the trace; num_elements: how many elements this rank sends.
         """
-        if (known := message(collective, num_elements, dtype, num_ranks)) is None:
+        if (sent := message(collective, num_elements, dtype, num_ranks)) is None:
             return None
-        name, num_bytes = known
+        name, num_bytes = sent
         if self.measured and (bytes_per_s := self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)):
             self._is_from(parts.WIRE, self.measured.source)
             return kept.bus_bytes(name, num_bytes, num_ranks) / bytes_per_s

@@ -62,8 +62,8 @@ class Device:
         sources = attribution.around_launch(rank, calls, events.PYTHON, attribution.is_source)
         self.names = [rank.names[name] for name in rank.name[rows].tolist()]
         self.annotations = rank.names_of(annotations)
-        known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, ops))
-        self.where = rank.names_of(known)
+        named = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, ops))
+        self.where = rank.names_of(named)
         self.phases = attribution.phases(rank, rows)
         lengths = attribution.around_launch(rank, calls, events.ANNOTATION, serving.Lengths.from_name)
         self.lengths = [serving.Lengths.from_name(name or "") for name in rank.names_of(lengths)]
@@ -81,8 +81,8 @@ class Device:
 
     def operator(self, number: int) -> captures.Operator:
         """Returns the operator that launched a row, also one within a graph; its row is -1 if not known."""
-        known = self.captured.get(self.rows[number])
-        return known or captures.Operator(self.rank, self.operators[number], self.calls[number])
+        captured = self.captured.get(self.rows[number])
+        return captured or captures.Operator(self.rank, self.operators[number], self.calls[number])
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """Returns the share of a collective's time, without waiting, that its bytes need; 0 if not known."""
@@ -168,7 +168,7 @@ class Division:
         """Adds ns of a step from low on, in which a device row ran or waited, to its pieces."""
         device, pieces, number = self.device, self.pieces, ranged.number
         rank, operator, call = device.operator(number)
-        known, where, name = self.known[id(rank)], device.where[number], device.names[number]
+        bounds, where, name = self.known[id(rank)], device.where[number], device.names[number]
         change = parts.Change(device.rows[number], 0)
         if ranged.wait is not None:
             pieces.add(index, parts.Piece(parts.WAITING, name, where, ranged.wait[1]), ns, count, None, low)
@@ -178,9 +178,9 @@ class Division:
             pieces.add(index, parts.Piece(parts.WIRE, name, where), wire_ns, count, change, low)
             piece = parts.Piece(PART_OF_LAYER[ranged.layer], name, where)
             pieces.add(index, piece, ns - wire_ns, count, change, low + wire_ns)
-        elif operator >= 0 and (key := known.key(operator, name, call, device.lengths[number])):
-            known.add(index, operator, key, where, ns, change)
-            pieces.timeline.append((low, low + ns, parts.Piece(BOUNDED, label(known.facts(key)), where)))
+        elif operator >= 0 and (key := bounds.key(operator, name, call, device.lengths[number])):
+            bounds.add(index, operator, key, where, ns, change)
+            pieces.timeline.append((low, low + ns, parts.Piece(BOUNDED, label(bounds.facts(key)), where)))
         else:
             category = categories.category(name, device.annotations[number], device.rules)
             part = parts.OPTIMIZER if categories.OPTIMIZER in (category, device.phases[number]) else parts.UNBOUND

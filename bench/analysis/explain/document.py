@@ -35,28 +35,28 @@ MEASURED_BY = {
 }
 
 
-def from_accounts(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """Returns the answer of ./run.sh explain.  answers: {title: answer of accounts_of() or explain_record()}."""
-    return _document(TITLE, answers, [_verdict(*item) for item in answers.items()], _account)
+def from_accounts(accounts: Mapping[str, dict[str, Any]]) -> Document:
+    """Returns the answer of ./run.sh explain.  accounts: {title: answer of accounts_of() or explain_record()}."""
+    return _document(TITLE, accounts, [_verdict(*item) for item in accounts.items()], _account)
 
 
-def from_differences(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """Returns the answer of ./run.sh explain A B.  answers: {title: answer of account.difference()}."""
-    verdicts = [_verdict_of_difference(*item) for item in answers.items()]
-    return _document("What changed in a step", answers, verdicts, _difference)
+def from_differences(differences: Mapping[str, dict[str, Any]]) -> Document:
+    """Returns the answer of ./run.sh explain A B.  differences: {title: answer of account.difference()}."""
+    verdicts = [_verdict_of_difference(*item) for item in differences.items()]
+    return _document("What changed in a step", differences, verdicts, _difference)
 
 
 def _document(
     title: str,
-    answers: Mapping[str, dict[str, Any]],
+    accounts: Mapping[str, dict[str, Any]],
     verdicts: list[Verdict],
     blocks_of: Callable[[dict[str, Any]], list[Block]],
 ) -> Document:
-    if len(answers) == 1:
-        (answer,) = answers.values()
-        return Document(title, verdicts, blocks_of(answer), answer)
-    sections = [Section(plain(brief(name), MAX_TITLE_CHARS), blocks_of(answer)) for name, answer in answers.items()]
-    return Document(title, verdicts, sections, answers)
+    if len(accounts) == 1:
+        (account,) = accounts.values()
+        return Document(title, verdicts, blocks_of(account), account)
+    sections = [Section(plain(brief(name), MAX_TITLE_CHARS), blocks_of(account)) for name, account in accounts.items()]
+    return Document(title, verdicts, sections, accounts)
 
 
 def section_of_run(folder: Path | str) -> Section:
@@ -69,16 +69,16 @@ def section_of_run(folder: Path | str) -> Section:
     try:
         if sum(path.stat().st_size for path in traces) > MAX_TRACE_BYTES:
             hint = ["Its traces are large, so this is by its record: ./run.sh explain RUN --html FILE reads them."]
-            answers = {"": explained.explain_record(folder)}
+            accounts = {"": explained.explain_record(folder)}
         else:
-            answers = explained.explain_paths("", [folder])
+            accounts = explained.explain_paths("", [folder])
     except NoTrace as error:
         return Section(TITLE, [Lines([f"Its traces cannot be explained: {error}"], is_soft=True)])
     except ValueError:
         return Section(TITLE, [])  # no step that was timed undisturbed
     shown = [
-        Section(f"One step, {format_ms(answer['step_ms'])}{name}", [Lines(hint, is_soft=True), *_account(answer)], True)
-        for name, answer in answers.items()
+        Section(f"One step, {format_ms(facts['step_ms'])}{name}", [Lines(hint, is_soft=True), *_account(facts)], True)
+        for name, facts in accounts.items()
     ]
     return Section(TITLE, shown)
 
@@ -86,61 +86,61 @@ def section_of_run(folder: Path | str) -> Section:
 # ---- an account
 
 
-def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
+def _verdict(title: str, account: dict[str, Any]) -> Verdict:
     limit, unbound, rest = (
-        format_ms(sum(line["ms"] for line in answer["parts"] if _kind(line) == kind))
+        format_ms(sum(line["ms"] for line in account["parts"] if _kind(line) == kind))
         for kind in ("limit", "unknown", "above")
     )
-    step = f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}"
+    step = f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(account['step_ms'])}"
     sentence = f"{step}, {limit} is roofline time, {unbound} is not modelled and {rest} is overhead."
-    return Verdict(sentence, "", notes=list(_critical(answer)))
+    return Verdict(sentence, "", notes=list(_critical(account)))
 
 
-def _critical(answer: dict[str, Any]) -> Iterator[str]:
+def _critical(account: dict[str, Any]) -> Iterator[str]:
     """Yields what holds up much of the step besides the device's own work: its host, or another rank."""
-    host, step_ms = answer["waits_for_host"], answer["step_ms"]
+    host, step_ms = account["waits_for_host"], account["step_ms"]
     if host and host["ms"] >= MIN_HELD_FRAC * step_ms:
         critical = "The host is the critical path: the" if 2 * host["ms"] > step_ms else "The"
         longest = ", ".join(f"{short(line['what'])} {_ms(line['ms'])}" for line in host["most"])
         waits = f"{critical} device waits {_ms(host['ms'])} of {_ms(step_ms)} ms for its host"
         yield f"{waits}. The longest waits: {longest}. What may help: {ranking.ADVICE[host['part']]}."
-    for line in answer["lateness"][:1]:
+    for line in account["lateness"][:1]:
         if line["wait_ms"] >= MIN_HELD_FRAC * step_ms:
             yield f"Rank {line['rank']} is late: the others wait {_ms(line['wait_ms'])} of {_ms(step_ms)} ms for it."
 
 
-def _account(answer: dict[str, Any]) -> list[Block]:
+def _account(account: dict[str, Any]) -> list[Block]:
     return [
-        Bullets(answer["doubts"]),
-        Waterfall("One step, ms:", _about(answer), _bars(answer), KINDS),
-        Lines(list(_limit(answer)), is_soft=True),
-        *_next(answer),
-        Section("Who delays whom, ms a step", list(_lateness(answer))),
-        *_tables(answer),
+        Bullets(account["doubts"]),
+        Waterfall("One step, ms:", _about(account), _bars(account), KINDS),
+        Lines(list(_limit(account)), is_soft=True),
+        *_next(account),
+        Section("Who delays whom, ms a step", list(_lateness(account))),
+        *_tables(account),
     ]
 
 
-def _about(answer: dict[str, Any]) -> str:
-    ranks = f", mean of {len(answer['ranks'])} ranks" if len(answer["ranks"]) > 1 else ""
-    return f"mean of {text_table.counted(answer['num_steps'], 'step')}{ranks}, by {MEASURED_BY[answer['of']]}"
+def _about(account: dict[str, Any]) -> str:
+    ranks = f", mean of {len(account['ranks'])} ranks" if len(account["ranks"]) > 1 else ""
+    return f"mean of {text_table.counted(account['num_steps'], 'step')}{ranks}, by {MEASURED_BY[account['of']]}"
 
 
-def _limit(answer: dict[str, Any]) -> Iterator[str]:
-    first = next(iter(answer["ranks"].values()))
+def _limit(account: dict[str, Any]) -> Iterator[str]:
+    first = next(iter(account["ranks"].values()))
     device = f"; {plain(first['device'])}" if first["device"] else ""
-    yield from (f"Outside these steps, {_outside(line)}." for line in answer.get("outside", ())[:MAX_OUTSIDE])
+    yield from (f"Outside these steps, {_outside(line)}." for line in account.get("outside", ())[:MAX_OUTSIDE])
     yield f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}."
-    if answer["missing"]:
-        yield f"Not modelled: {answer['missing']}."
+    if account["missing"]:
+        yield f"Not modelled: {account['missing']}."
 
 
-def _bars(answer: dict[str, Any]) -> list[Bar]:
+def _bars(account: dict[str, Any]) -> list[Bar]:
     bars, at_ms = [], 0.0
-    for line in answer["parts"]:
+    for line in account["parts"]:
         label = f"{line['ms']:.3f} ({line['pct']:.1f} %)"
         bars.append(Bar(line["part"], at_ms, at_ms + line["ms"], label, _kind(line), line["meaning"]))
         at_ms += line["ms"]
-    return [*bars, Bar("the step", 0.0, answer["step_ms"], f"{answer['step_ms']:.3f} (100 %)", "total")]
+    return [*bars, Bar("the step", 0.0, account["step_ms"], f"{account['step_ms']:.3f} (100 %)", "total")]
 
 
 def _kind(line: Mapping[str, Any]) -> Kind:
@@ -150,20 +150,20 @@ def _kind(line: Mapping[str, Any]) -> Kind:
     return "unknown" if line["part"] in (*parts.NO_BOUND, parts.UNKNOWN) else "above"
 
 
-def _next(answer: dict[str, Any]) -> list[Block]:
+def _next(account: dict[str, Any]) -> list[Block]:
     """Returns the ranking, then advice and the records that gained in such places."""
-    shown = [line for line in answer["next"] if line["gain_pct"] >= MIN_GAIN_PCT]
-    small_ms = [line["most_ms"] for line in answer["next"] if line["gain_pct"] < MIN_GAIN_PCT]
-    known = [line for line in shown if line["part"] not in parts.NO_BOUND]
+    shown = [line for line in account["next"] if line["gain_pct"] >= MIN_GAIN_PCT]
+    small_ms = [line["most_ms"] for line in account["next"] if line["gain_pct"] < MIN_GAIN_PCT]
+    bounded = [line for line in shown if line["part"] not in parts.NO_BOUND]
     others = [line for line in shown if line["part"] in parts.NO_BOUND]
     small = f"{text_table.counted(len(small_ms), 'line')}, {_ms(sum(small_ms))} ms together"
     more = f"Not shown: {small}, each of which would save less than {MIN_GAIN_PCT} % of the step."
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in shown)
     records = ranking.legend(shown)
-    again = "; what would then hold up the step instead is counted" if answer.get("is_retimed") else ""
+    again = "; what would then hold up the step instead is counted" if account.get("is_retimed") else ""
     about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
     return [
-        _ranked("Where the next millisecond is:", f"what each could save at most, in ms{again}", known, "above"),
+        _ranked("Where the next millisecond is:", f"what each could save at most, in ms{again}", bounded, "above"),
         _ranked(
             "Without a known bound:",
             f"the time spent there, of which a part could be saved, in ms{again}",
@@ -190,10 +190,10 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
     return Waterfall(title, about, bars, has_sentences=True)
 
 
-def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
+def _lateness(account: dict[str, Any]) -> Iterator[Block]:
     """Yields, for each rank that delays the others, how long they wait and why."""
-    for line in answer["lateness"]:
-        if line["wait_ms"] <= MIN_LATE_FRAC * answer["step_ms"]:
+    for line in account["lateness"]:
+        if line["wait_ms"] <= MIN_LATE_FRAC * account["step_ms"]:
             continue
         collectives = ", ".join(
             f"{short(collective['what'])} {collective['ms']:.3f}" for collective in line["collectives"][:2]
@@ -206,12 +206,12 @@ def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
         yield Bullets([have, *reasons])
 
 
-def _tables(answer: dict[str, Any]) -> list[Block]:
+def _tables(account: dict[str, Any]) -> list[Block]:
     """Returns what each part holds and which ranks have least and most of it; a page also has a table of all ranks."""
-    by_rank = {f"rank {number}": rank["parts"] for number, rank in answer["ranks"].items()}
+    by_rank = {f"rank {number}": rank["parts"] for number, rank in account["ranks"].items()}
     ms_by_rank = {name: {line["part"]: line["ms"] for line in lines} for name, lines in by_rank.items()}
     rows, rank_rows = [], []
-    for line in answer["parts"]:
+    for line in account["parts"]:
         ms = {name: part_ms.get(line["part"], 0.0) for name, part_ms in ms_by_rank.items()}
         ends = [f"{ms[name]:.3f} ({name})" for name in (min(ms, key=ms.__getitem__), max(ms, key=ms.__getitem__))]
         about = [*(ends if len(ms) > 1 else []), line["meaning"], line["source"]]
@@ -249,9 +249,9 @@ def difference_blocks(difference: dict[str, Any]) -> list[Block]:
 def cause(difference: dict[str, Any]) -> str | None:
     """Returns a sentence about the largest change in the direction of the whole step's, None if there is none."""
     for line in _largest(difference)[:1]:
-        what = f"{place} ({line['part']})" if (place := _place(line)) else line["part"]
+        subject = f"{place} ({line['part']})" if (place := _place(line)) else line["part"]
         change = f"{abs(line['change_ms']):.3f} ms {'more' if line['change_ms'] > 0 else 'less'}"
-        return f"the largest change of a profiled step: {what} takes {change}"
+        return f"the largest change of a profiled step: {subject} takes {change}"
     return None
 
 
@@ -263,10 +263,10 @@ def _largest(difference: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _causes(difference: dict[str, Any]) -> Iterator[str]:
     """Yields what changed most: compilations outside the steps that only one side had, then lines of the difference."""
-    known = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
+    seen = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
     for name, other in ("ba", "ab"):
         for line in difference["outside"][name][:1]:
-            if line["part"] == parts.COMPILATION and line["what"] not in known[other]:
+            if line["part"] == parts.COMPILATION and line["what"] not in seen[other]:
                 yield f"only {name.upper()}, outside these steps: {_outside(line)}"
     for line in _largest(difference)[:NUM_CAUSES]:
         yield f"{line['change_ms']:+.3f} ms {evidence(line)}"

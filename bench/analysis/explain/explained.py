@@ -56,7 +56,7 @@ def explain_paths(
         if run is None or annotated is not None:
             raise
         return {title: explain_record(run, options.passport)}
-    windows, answers = load.by_window(files), {}
+    windows, explanations = load.by_window(files), {}
     facts = run_folder.read(run) if run else None
     captured = [load.load(file) for path in options.captured for file in load.find(path)]
 
@@ -70,15 +70,15 @@ def explain_paths(
             add_recorded_events(ranks, run)
         label = title + (f", window {name}" if len(windows) > 1 else "")
         with load.uncollected():
-            accounts, answers[label] = account.accounts_of(
+            accounts, explanations[label] = account.accounts_of(
                 ranks, options.rules, options.include_last_step, measured_of, captured
             )
         if run:
-            answers[label]["outside"] = outside(run, answers[label])
+            explanations[label]["outside"] = outside(run, explanations[label])
         for rank_account in accounts.values():
             if annotated is not None and rank_account.rank is not None:
-                perfetto.write(annotated, rank_account.rank, rank_account.pieces, answers[label]["next"])
-    return answers
+                perfetto.write(annotated, rank_account.rank, rank_account.pieces, explanations[label]["next"])
+    return explanations
 
 
 def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path | str]) -> dict[str, Any] | None:
@@ -131,12 +131,12 @@ def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
             rank.add_ranges(events.PYTHON, track, ranges)
 
 
-def outside(folder: Path | str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+def outside(folder: Path | str, explanation: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the recorded collections and compilations in steps outside the account, the longest first.
 
     Lines are {"what", "part", "count", "ms", "first_step", "last_step"}.  answer: account.answer() of that run.
     """
-    counted = {step["step"] for rank in answer["ranks"].values() for step in rank["steps"]}
+    counted = {step["step"] for rank in explanation["ranks"].values() for step in rank["steps"]}
     lines: dict[str, dict[str, Any]] = {}
     for event in step_files.read_events(folder):
         name, step, ms = _range_name(event), event.get("step"), event.get("ms")
@@ -180,8 +180,8 @@ def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str
         seen, arithmetic_ns = events_by_step.get(number, ()), _arithmetic_ns(run, number, ceilings)
         for piece, ns in _pieces_of_step(row, end_ns - begin_ns, seen, waited, arithmetic_ns):
             pieces.add(index, piece, ns)
-    answer = account.answer({0: account.Account(None, pieces, ceilings)}, "record")
-    return answer | {"outside": outside(folder, answer)}
+    explanation = account.answer({0: account.Account(None, pieces, ceilings)}, "record")
+    return explanation | {"outside": outside(folder, explanation)}
 
 
 def _pieces_of_step(
@@ -192,12 +192,12 @@ def _pieces_of_step(
     arithmetic_ns: int,
 ) -> list[tuple[parts.Piece, int]]:
     """Returns [(Piece, ns)] of one step, which add up to step_ns.  waited: (ms, late rank or None)."""
-    pieces, left = [], step_ns
+    pieces, left_ns = [], step_ns
 
     def take(part: str, what: str, ns: int, late_rank: int | None = None) -> None:
-        nonlocal left
-        ns = min(left, max(0, ns))
-        left -= ns
+        nonlocal left_ns
+        ns = min(left_ns, max(0, ns))
+        left_ns -= ns
         pieces.append((parts.Piece(part, what, None, late_rank), ns))
 
     regions_ns = {name: round((row.get(name) or 0.0) * NS_PER_MS) for name in REGIONS}
@@ -220,7 +220,7 @@ def _pieces_of_step(
     take(parts.ARITHMETIC, "the model's FLOPs", arithmetic_ns)
     has_regions = bool(regions_ns["forward_ms"] or regions_ns["backward_ms"])
     what = "forward_ms and backward_ms" if has_regions else "the step: a trace divides it (look=on)"
-    take(parts.UNBOUND if has_regions else parts.UNKNOWN, what, left)
+    take(parts.UNBOUND if has_regions else parts.UNKNOWN, what, left_ns)
     return pieces
 
 

@@ -214,9 +214,9 @@ class Thread:
         index |= {IS_READ: np.where(is_call, index[IS_READ], -1), IS_LINE: where}
         names = self.rank.name[self.ranges]
         columns = [take(names, index[wanted]).tolist() for wanted in EXPLAINED_BY]
-        known = {key: number for number, key in enumerate(dict.fromkeys(zip(*columns)))}
-        pieces = [self._piece(*key) for key in known]
-        number = np.array([known[key] for key in zip(*columns)], np.int64)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(zip(*columns)))}
+        pieces = [self._piece(*key) for key in numbers]
+        number = np.array([numbers[key] for key in zip(*columns)], np.int64)
         number[np.array([piece is None for piece in pieces] or [False])[number]] = -1
         self.distinct += [piece or parts.Piece(parts.UNKNOWN, None, None) for piece in pieces]
         return number
@@ -267,8 +267,8 @@ def host_spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
 def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
     """Returns the pieces of the main thread's steps.  counted: of host_spans()."""
     thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(counted)
-    known = Operators(rank, ceilings)
-    keys, index = known.keys(thread.ranges)
+    operators = Operators(rank, ceilings)
+    keys, index = operators.keys(thread.ranges)
     is_known = np.array([key is not None for key in keys] or [False])[index]
     products = thread.nearest_in(is_known & (rank.kind[thread.ranges] == events.CPU_OP))
     steps, begin, end, place = thread.segments(*np.array([span for _, *span in counted], np.int64).T)
@@ -281,9 +281,9 @@ def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -
         elif piece.part in NOT_OF_OPERATORS or operator < 0:
             pieces.add(step, piece, ns)
         elif product >= 0:
-            known.add(step, int(thread.ranges[product]), keys[index[product]], piece.where, ns)
+            operators.add(step, int(thread.ranges[product]), keys[index[product]], piece.where, ns)
         else:
             part = parts.OPTIMIZER if optimizer >= 0 else parts.UNBOUND
             pieces.add(step, parts.Piece(part, thread.name(operator), piece.where), ns)
-    known.into(pieces)
+    operators.into(pieces)
     return pieces

@@ -78,7 +78,7 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
                 changes[origin].setdefault(number, []).extend(pieces.changes[piece])
     names = {piece.what for pieces in pieces_by_rank.values() for piece in pieces.count if piece.what}
     is_like_ladder = {categories.ATTENTION, categories.LOSS} <= set(map(_kind, names))
-    lines = [(_line(origin, known, len(pieces_by_rank)), changes[origin]) for origin, known in shares.items()]
+    lines = [(_line(origin, own, len(pieces_by_rank)), changes[origin]) for origin, own in shares.items()]
     lines.sort(key=lambda item: -item[0]["most_ms"])
     groups = ([item for item in lines if (item[0]["part"] in parts.NO_BOUND) == unbound] for unbound in (False, True))
     bounded, unbounded = (group[: 2 * NUM_LINES] for group in groups)

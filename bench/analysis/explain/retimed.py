@@ -134,13 +134,13 @@ class Graph:
 
     def _blocked(self, rank: Rank, rows: list[int], calls: list[int]) -> dict[int, int]:
         """Returns {launching call that found the queue full: the last row that had started when it returned}."""
-        known = np.array([(row, call) for row, call in zip(rows, calls) if call >= 0], np.int64).reshape(-1, 2)
-        long = np.unique(known[rank.dur[known[:, 1]] > BLOCKED_NS, 1])
-        called, started = np.sort(rank.ts[known[:, 1]]), rank.ts[known[:, 0]]  # rows are sorted by start
+        launched = np.array([(row, call) for row, call in zip(rows, calls) if call >= 0], np.int64).reshape(-1, 2)
+        long = np.unique(launched[rank.dur[launched[:, 1]] > BLOCKED_NS, 1])
+        called, started = np.sort(rank.ts[launched[:, 1]]), rank.ts[launched[:, 0]]  # rows are sorted by start
         has_started = np.searchsorted(started, rank.end[long], side="right")
         is_full = np.searchsorted(called, rank.ts[long]) - np.searchsorted(started, rank.ts[long]) >= FULL_QUEUE
         return {
-            call: int(known[count - 1, 0])
+            call: int(launched[count - 1, 0])
             for call, count in zip(long[is_full].tolist(), has_started[is_full].tolist())
             if count
         }
@@ -159,14 +159,14 @@ class Graph:
                 if previous is not None:
                     needs.append((device.ends[previous], min(0, start - int(rank.end[previous]))))
                 others = [entry for other, entry in stamps.items() if other != track]
-                known = max((self.at_ns[need] + delay for need, delay in needs), default=None)
-                if known is None or start - known > SLACK_NS:
+                ready_ns = max((self.at_ns[need] + delay for need, delay in needs), default=None)
+                if ready_ns is None or start - ready_ns > SLACK_NS:
                     fits = [
                         (ends[index], rows_there[index])
                         for rows_there, ends in others
                         if (index := bisect.bisect_right(ends, start) - 1) >= 0
                     ]
-                    if fits and (known is None or max(fits)[0] > known):
+                    if fits and (ready_ns is None or max(fits)[0] > ready_ns):
                         needs.append((device.ends[max(fits)[1]], 0))
                 previous = row
 
@@ -192,7 +192,7 @@ class Graph:
             come_ns = max(self.at_ns[start] - offset for start, offset in zip(starts, offsets_ns))
             for node, offset in zip(nodes, offsets_ns):
                 own_ns = self.at_ns[node] - offset - come_ns
-                self.needs[node] = [(start, own_ns + offset - theirs) for start, theirs in zip(starts, offsets_ns)]
+                self.needs[node] = [(start, own_ns + offset - their_ns) for start, their_ns in zip(starts, offsets_ns)]
 
     def _sorted(self) -> list[int] | None:
         """Returns the nodes, each after those that it needs; None if the ranks' collectives contradict each other."""

@@ -112,7 +112,7 @@ class Inside:
         if track not in self._rows:
             rank, mine = self._rank, self._rank.track == track
             calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & mine)
-            some = np.flatnonzero(rank.is_kind(events.CPU_OP) & mine), calls[rank.is_named(LAUNCH.search, calls)]
-            ops, launches = (rows[np.argsort(rank.ts[rows], kind="stable")] for rows in some)
+            chosen = np.flatnonzero(rank.is_kind(events.CPU_OP) & mine), calls[rank.is_named(LAUNCH.search, calls)]
+            ops, launches = (rows[np.argsort(rank.ts[rows], kind="stable")] for rows in chosen)
             self._rows[track] = ops, launches
         return self._rows[track]

@@ -49,9 +49,9 @@ def document_of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
     """Presents a snapshot as pickles.load() or pickles.checked() returns it."""
     about, sites = lives.about(snapshot), Sites()
     devices = list(_devices(snapshot, sites))
-    what = str(about.get("what") or "CUDA memory as torch's allocator saw it")
-    known = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
-    facts = ", ".join(_fact(str(key), value) for key, value in known.items() if key not in ("what", "marks"))
+    source = str(about.get("what") or "CUDA memory as torch's allocator saw it")
+    shown = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
+    facts = ", ".join(_fact(str(key), value) for key, value in shown.items() if key not in ("what", "marks"))
     verdicts = [_verdict(device) for device in devices]
     if not devices:
         verdicts = [Verdict("The snapshot is empty: nothing was allocated, and no history was recorded.", "")]
@@ -63,7 +63,7 @@ def document_of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
         rows = [(str(key), str(value)) for key, value in settings.items()]
         folded = Section(f"{len(rows)} settings", [Table((), rows)], is_folded=True)
         blocks.append(Section("Settings of the allocator", [folded], is_page_only=True))
-    about_page = [what, facts] if facts else [what]
+    about_page = [source, facts] if facts else [source]
     return Document(title, verdicts, blocks, {"devices": [device.facts for device in devices]}, about=about_page)
 
 

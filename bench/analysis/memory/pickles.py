@@ -100,9 +100,9 @@ def _check_frames(frames: object, where: str) -> None:
         raise ValueError(f"{where} has frames that are not dicts")
 
 
-def _list(value: Any, what: str) -> list[Any]:
+def _list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{what}: not a list")
+        raise ValueError(f"{name}: not a list")
     return value
 
 

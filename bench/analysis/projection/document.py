@@ -33,10 +33,10 @@ def from_run(
     if scaling == "strong":
         measured.check_batch(job, num_gpus)
     projection = project(job.step, num_gpus, num_nodes, curve, scaling)
-    answer = _answer(
+    facts = _answer(
         job, projection, curve, scaling, "cpu" if job.device == measured.CPU else "node" if num_nodes == 1 else "nodes"
     )
-    return _document(answer | {"job": _whole_job(job, answer, usd_per_gpu_hour)})
+    return _document(facts | {"job": _whole_job(job, facts, usd_per_gpu_hour)})
 
 
 def from_traces(title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, link: str) -> Document:
@@ -83,14 +83,14 @@ def _answer(
     }
 
 
-def _whole_job(job: measured.Job, answer: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
+def _whole_job(job: measured.Job, facts: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
     """Projects the whole run, with as many steps as measured; None unless the batch stays the same."""
     assert job.run is not None
-    metrics, num_gpus = job.run["metrics"], answer["gpus"]
+    metrics, num_gpus = job.run["metrics"], facts["gpus"]
     num_steps, power_w, peak_gib = metrics.get("num_steps"), metrics.get("mean_power_w"), metrics.get("peak_mem_gib")
-    if answer["scaling"] != "strong" or not num_steps:
+    if facts["scaling"] != "strong" or not num_steps:
         return None
-    train_s = num_steps * answer["step_ms"] / MS_PER_S
+    train_s = num_steps * facts["step_ms"] / MS_PER_S
     gpu_hours = num_gpus * train_s / S_PER_HOUR
     return {
         "num_steps": num_steps,
@@ -103,36 +103,36 @@ def _whole_job(job: measured.Job, answer: dict[str, Any], usd_per_gpu_hour: floa
     }
 
 
-def _document(answer: dict[str, Any]) -> Document:
-    title = f"A step on {counted(answer['gpus'], 'GPU')}" + (f" of {answer['nodes']} nodes" * (answer["nodes"] > 1))
-    return Document(title, [_verdict(answer)], list(_blocks(answer)), answer)
+def _document(facts: dict[str, Any]) -> Document:
+    title = f"A step on {counted(facts['gpus'], 'GPU')}" + (f" of {facts['nodes']} nodes" * (facts["nodes"] > 1))
+    return Document(title, [_verdict(facts)], list(_blocks(facts)), facts)
 
 
-def _verdict(answer: dict[str, Any]) -> Verdict:
-    before = answer["measured"]
-    kept = "the same batch" if answer["scaling"] == "strong" else "each with the work that it has"
-    step = format_ms(answer["step_ms"])
-    if answer["checked"]:
-        step += f" [{format_ms(answer['low_ms'])}, {format_ms(answer['high_ms'])}]"
+def _verdict(facts: dict[str, Any]) -> Verdict:
+    before = facts["measured"]
+    kept = "the same batch" if facts["scaling"] == "strong" else "each with the work that it has"
+    step = format_ms(facts["step_ms"])
+    if facts["checked"]:
+        step += f" [{format_ms(facts['low_ms'])}, {format_ms(facts['high_ms'])}]"
     sentence = (
-        f"On {answer['gpus']} GPUs over {answer['link']['name']}, {kept}, a step takes {step}; measured: "
-        f"{format_ms(before['step_ms'])} on {before['gpus']}.  Perfect scaling: {format_ms(answer['perfect_ms'])}."
+        f"On {facts['gpus']} GPUs over {facts['link']['name']}, {kept}, a step takes {step}; measured: "
+        f"{format_ms(before['step_ms'])} on {before['gpus']}.  Perfect scaling: {format_ms(facts['perfect_ms'])}."
     )
-    if answer["checked"]:
-        note = f"The interval is the largest error, {answer['worst_error_pct']:.1f} %, on {answer['checked_by']}."
+    if facts["checked"]:
+        note = f"The interval is the largest error, {facts['worst_error_pct']:.1f} %, on {facts['checked_by']}."
     else:
-        note = f"Not checked, so without an interval: {answer['checked_by']}."
+        note = f"Not checked, so without an interval: {facts['checked_by']}."
     return Verdict(sentence, "", notes=[note])
 
 
-def _blocks(answer: dict[str, Any]) -> Iterator[Block]:
-    rows: list[list[object]] = [[name, format_ms(answer["parts"][key])] for key, name in PARTS]
-    rows.append(["a step", format_ms(answer["step_ms"])])
+def _blocks(facts: dict[str, Any]) -> Iterator[Block]:
+    rows: list[list[object]] = [[name, format_ms(facts["parts"][key])] for key, name in PARTS]
+    rows.append(["a step", format_ms(facts["step_ms"])])
     yield Table(["part", "ms"], rows, [False, True])
-    yield Lines([f"All messages take {format_ms(answer['messages_ms'])}, by {answer['link']['source']}."], is_soft=True)
-    if (job := answer["job"]) is not None:
+    yield Lines([f"All messages take {format_ms(facts['messages_ms'])}, by {facts['link']['source']}."], is_soft=True)
+    if (job := facts["job"]) is not None:
         yield Section("To the end of the run", [Table(["", ""], list(_job_rows(job)))])
-    yield Section("Taken for granted", [Bullets(answer["assumed"])] if answer["assumed"] else [])
+    yield Section("Taken for granted", [Bullets(facts["assumed"])] if facts["assumed"] else [])
 
 
 def _job_rows(job: dict[str, Any]) -> Iterator[list[object]]:

@@ -133,18 +133,18 @@ def _at(table: Sequence[tuple[float, float]], num_bytes: float) -> float:
     return float(seconds * (table[index][1] / seconds) ** share)
 
 
-def read(word: str, num_nodes: int) -> Curve:
+def read(link: str, num_nodes: int) -> Curve:
     """Returns what --link names: links joined by a comma or plus, or a file.  Raises ValueError for anything else."""
-    names = re.split("[,+]", word)
+    names = re.split("[,+]", link)
     if all(name in LINKS for name in names):
         near = [name for name in names if not LINKS[name].joins_nodes]
         far = [name for name in names if LINKS[name].joins_nodes]
         if len(near) > 1 or len(far) > 1 or not near:
-            raise ValueError(f"--link {word}: one link in a node, such as nvlink4, and with --nodes one between them")
+            raise ValueError(f"--link {link}: one link in a node, such as nvlink4, and with --nodes one between them")
         return Nccl(near[0], far[0] if far and num_nodes > 1 else None)
-    if not Path(word).is_file():
-        raise ValueError(f"--link {word}: neither a file nor one of {', '.join(LINKS)}")
-    return from_file(Path(word))
+    if not Path(link).is_file():
+        raise ValueError(f"--link {link}: neither a file nor one of {', '.join(LINKS)}")
+    return from_file(Path(link))
 
 
 def from_file(path: Path) -> Measured:
@@ -155,8 +155,8 @@ def from_file(path: Path) -> Measured:
     for name, num_gpus, num_bytes, seconds in rows:
         tables.setdefault((name, num_gpus), []).append((num_bytes, seconds))
     if not tables:
-        what = "no collective of several ranks" if is_json else "no table of nccl-tests with its # Rank lines"
-        raise ValueError(f"--link {path}: {what}")
+        missing = "no collective of several ranks" if is_json else "no table of nccl-tests with its # Rank lines"
+        raise ValueError(f"--link {path}: {missing}")
     return Measured(path.name, f"measured: {path.name}", {key: sorted(table) for key, table in tables.items()})
 
 

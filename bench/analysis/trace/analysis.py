@@ -46,7 +46,7 @@ class Digest(NamedTuple):
 
     rank: Rank
     kinds: np.ndarray  # device_time.types of its rows
-    answer: dict[str, Any]
+    analysis: dict[str, Any]
 
 
 def analyze_files(
@@ -65,9 +65,9 @@ def analyze_files(
 def doubts_of_job(ranks: Sequence[Rank]) -> Iterator[str]:
     """Yields a sentence on each sign that these traces are not those of the ranks of one job in one window."""
     sizes = {str(rank.world_size) for rank in ranks if rank.world_size}
-    for what, values in (("device", set(filter(None, map(device_name, ranks)))), ("number of ranks", sizes)):
+    for fact, values in (("device", set(filter(None, map(device_name, ranks)))), ("number of ranks", sizes)):
         if len(values) > 1:
-            yield f"the traces differ in their {what} ({', '.join(sorted(values))}): they may be of several jobs"
+            yield f"the traces differ in their {fact} ({', '.join(sorted(values))}): they may be of several jobs"
     same = "says that it is of the same rank as another file: they may be of several jobs or windows"
     yield from (f"{rank.path.name} {same}: name them one by one" for rank in ranks if rank.is_taken)
     recorded = sorted((int(rank.ts.min()), int(rank.end.max()), rank.rank) for rank in ranks if len(rank.ts))
@@ -85,12 +85,12 @@ def _digest(path: str | Path, rules: tuple[categories.Rule, ...], include_last_s
         first_ns = rank.ts[rows[launched]].min()  # what began earlier was launched by an earlier step
         rows = rows[launched | (rank.ts[rows] >= first_ns)]
     kinds = device_time.types(rank, rows, rules)
-    answer = _analyze_rank(rank, rows, kinds, rules, include_last_step)
-    return Digest(rank.only(rows), kinds, answer)
+    analysis = _analyze_rank(rank, rows, kinds, rules, include_last_step)
+    return Digest(rank.only(rows), kinds, analysis)
 
 
 def _analyze_job(digests: list[Digest]) -> dict[str, Any]:
-    by_rank = {str(digest.rank.rank): digest.answer for digest in digests}
+    by_rank = {str(digest.rank.rank): digest.analysis for digest in digests}
     ranks = {digest.rank.rank: (digest.rank, np.arange(len(digest.rank.ts)), digest.kinds) for digest in digests}
     sizes = [size for digest in digests if 0 < (size := digest.rank.world_size or 0) <= MAX_RANKS]
     world_size = max(sizes, default=None)
@@ -119,7 +119,7 @@ def _analyze_rank(
     leading, leading_kinds = rows[leads], kinds[leads]
     steps, until_ns = window.steps(rank, include_last_step), window.until(rank, include_last_step)
     table, times = device_time.by_name(rank, rows, kinds, rules), device_time.breakdown(rank, leading, leading_kinds)
-    answer = {
+    analysis = {
         "file": rank.path.name,
         "profiler_steps": [number for number, _, _ in steps],
         "profiler_steps_excluded": [number for number, _, _ in rank.steps()][len(steps) :],
@@ -157,7 +157,7 @@ def _analyze_rank(
             str(device): device_time.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
         },
     }
-    return answer | {"advice": list(_advice(answer, _host_us(rank, steps)))}
+    return analysis | {"advice": list(_advice(analysis, _host_us(rank, steps)))}
 
 
 def _host_us(rank: Rank, steps: Sequence[window.Step]) -> float:
@@ -206,21 +206,21 @@ def _devices(rank: Rank) -> list[dict[str, Any]]:
     return [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
 
 
-def _advice(answer: dict[str, Any], host_us: float) -> Iterator[str]:
+def _advice(analysis: dict[str, Any], host_us: float) -> Iterator[str]:
     """Yields sentences on what one rank's analysis means, the most important first.
 
     host_us: of _host_us().  Every sentence has its figure and its threshold; there is none on what is not known.
     """
-    span_us, table = answer["temporal"]["span_us"], answer["kernels"]
+    span_us, table = analysis["temporal"]["span_us"], analysis["kernels"]
     if not span_us:
         return
-    busy_pct = 100 - answer["temporal"]["idle_pct"]
+    busy_pct = 100 - analysis["temporal"]["idle_pct"]
     if busy_pct < BUSY_BELOW_PCT:
-        why = IDLE_REMEDIES[max(IDLE_REMEDIES, key=lambda name: sum(line[f"{name}_us"] for line in answer["idle"]))]
-        if 2 * answer["launches"]["num_unlinked"] > answer["num_device_rows"]:
+        why = IDLE_REMEDIES[max(IDLE_REMEDIES, key=lambda name: sum(line[f"{name}_us"] for line in analysis["idle"]))]
+        if 2 * analysis["launches"]["num_unlinked"] > analysis["num_device_rows"]:
             why = "what it waits for is not known, as the launches of most kernels are not in the trace"
         yield f"The device is busy {busy_pct:.1f} % of the time (under {BUSY_BELOW_PCT} %): {why}."
-    exposed_us = answer["exposed_comm_us"]
+    exposed_us = analysis["exposed_comm_us"]
     if exposed_us > EXPOSED_ABOVE_PCT / 100 * span_us:
         yield (
             f"Communication that overlaps with no kernel takes {100 * exposed_us / span_us:.1f} % of the time (over "
@@ -234,7 +234,7 @@ def _advice(answer: dict[str, Any], host_us: float) -> Iterator[str]:
             f"{num_short} of {count} kernels take under {SHORT_KERNEL_US} us on average (over {SHORT_SHARE_PCT} %): "
             "launching costs as much; fuse them or use CUDA graphs."
         )
-    copies = answer["host_copies"]
+    copies = analysis["host_copies"]
     if copies["exposed_us"] > COPY_ABOVE_PCT / 100 * span_us:
         is_pageable = copies["pageable_us"] > copies["sum_us"] / 2
         how = "copy the next batch earlier, on a stream of its own"
@@ -243,22 +243,22 @@ def _advice(answer: dict[str, Any], host_us: float) -> Iterator[str]:
             f"Copies to the device that overlap with nothing take {100 * copies['exposed_us'] / span_us:.1f} % of the "
             f"time (over {COPY_ABOVE_PCT} %): {how}."
         )
-    if num_items := answer["items"]["count"]:
-        num_steps = len(answer["profiler_steps"])
+    if num_items := analysis["items"]["count"]:
+        num_steps = len(analysis["profiler_steps"])
         often = counted(num_items, "value") + (f", {num_items / num_steps:.1f} a step," if num_steps > 1 else "")
         yield (
             f"The host read {often} from the device (.item(), float(), printing a tensor) and spent "
-            f"{answer['items']['sum_us'] / 1000:.2f} ms on it: each waits until the device has caught up; keep them "
+            f"{analysis['items']['sum_us'] / 1000:.2f} ms on it: each waits until the device has caught up; keep them "
             "out of the step (any is too many)."
         )
-    waiting_us = sum(line["sum_us"] for line in answer["synchronisations"])
+    waiting_us = sum(line["sum_us"] for line in analysis["synchronisations"])
     if waiting_us > SYNC_ABOVE_PCT / 100 * host_us:
-        names = ", ".join(line["name"] for line in answer["synchronisations"][:2])
+        names = ", ".join(line["name"] for line in analysis["synchronisations"][:2])
         yield (
             f"The host waited {waiting_us / 1000:.2f} ms in {names} ({100 * waiting_us / host_us:.1f} % of its time, "
             f"over {SYNC_ABOVE_PCT} %): look at who calls it."
         )
-    pct = next((line["pct"] for line in answer["categories"] if line["category"] == "other"), 0.0)
+    pct = next((line["pct"] for line in analysis["categories"] if line["category"] == "other"), 0.0)
     if pct > UNKNOWN_ABOVE_PCT:
         yield (
             f"{pct:.1f} % of kernel time has no known category (over {UNKNOWN_ABOVE_PCT} %): give rules of your own "

@@ -37,8 +37,8 @@ def groups(keys: np.ndarray) -> list[tuple[Any, ...]]:
 def sums(index: np.ndarray, size: int, values: np.ndarray | int) -> np.ndarray:
     """Returns the sums of integers by index, int64 [size], without those of index -1; exact: no float is involved."""
     total = np.zeros(size, np.int64)
-    known = index >= 0
-    np.add.at(total, index[known], values[known] if isinstance(values, np.ndarray) else values)
+    is_known = index >= 0
+    np.add.at(total, index[is_known], values[is_known] if isinstance(values, np.ndarray) else values)
     return total
 
 

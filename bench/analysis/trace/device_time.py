@@ -39,7 +39,7 @@ def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, A
     by_mask = ns_by_combination(unions(rank, rows, kinds))
     total, lines = sum(by_mask.values()), []
     for mask, ns in by_mask.items():
-        name = " overlapping ".join(word for bit, word in enumerate(TYPES) if mask >> bit & 1)
+        name = " overlapping ".join(kind for bit, kind in enumerate(TYPES) if mask >> bit & 1)
         lines.append({"type": name, "sum_us": ns / US, "pct": 100 * ns / total})
     return sorted(lines, key=lambda line: -line["sum_us"])
 

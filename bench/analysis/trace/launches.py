@@ -122,8 +122,8 @@ def copies(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     sizes_of_rows = np.array([*sizes, -1], np.int64)[rank.extra[mine]]
     lines = []
     for name, members in groups(rank.name[mine]):
-        sum_ns, known = int(rank.dur[mine[members]].sum()), sizes_of_rows[members]
-        gib = float(known.sum()) / 2**30 if (known >= 0).all() else None
+        sum_ns, own_sizes = int(rank.dur[mine[members]].sum()), sizes_of_rows[members]
+        gib = float(own_sizes.sum()) / 2**30 if (own_sizes >= 0).all() else None
         rate = gib / (sum_ns / 1e9) if gib is not None and sum_ns > 0 else None
         line = {"name": rank.names[name], "count": len(members), "gib": gib}
         lines.append(line | {"sum_us": sum_ns / US, "gib_per_s": rate})
@@ -134,7 +134,7 @@ def host_copies(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
     """Returns {"sum_us", "exposed_us", "pageable_us"} of copies from host to device; exposed: nothing else ran."""
     is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
     mine, others = rows[is_mine], rows[~is_mine]
-    copied, rest = (merged_intervals(rank.ts[some], rank.end[some]) for some in (mine, others))
+    copied, rest = (merged_intervals(rank.ts[group], rank.end[group]) for group in (mine, others))
     return {
         "sum_us": covered_ns(copied) / US,
         "exposed_us": ns_by_combination((copied, rest)).get(1, 0) / US,

@@ -48,14 +48,14 @@ def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
     return grouped(over_files(load, paths), lambda rank: rank)
 
 
-def grouped(made: Iterable[Made], rank_of: Callable[[Made], Rank]) -> dict[str | None, list[Made]]:
+def grouped(items: Iterable[Made], rank_of: Callable[[Made], Rank]) -> dict[str | None, list[Made]]:
     """Returns {window: what was made of its files, in order of rank}, the earliest window first.
 
     Traces of this project say in which window of the run they were recorded; the others are one window, None.
     """
     windows: dict[str | None, list[Made]] = {}
     first_ns: dict[str | None, int] = {}
-    for item in made:
+    for item in items:
         rank = rank_of(item)
         facts = rank.meta.get("speedrun")
         name = facts.get("window") if isinstance(facts, dict) else None
@@ -98,22 +98,22 @@ def _num_bytes(path: str | Path) -> int:
     return os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1)
 
 
-def find(word: str | Path) -> list[Path]:
+def find(name: str | Path) -> list[Path]:
     """Returns the trace files that a user names: a file, or all traces in a folder, else those in its traces/.
 
     Raises NoTrace if there is none.
     """
-    path = Path(word)
+    path = Path(name)
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise NoTrace(f"{word}: no such file or folder")
+        raise NoTrace(f"{name}: no such file or folder")
     for folder in filter(os.path.isdir, (path, path / "traces")):
         candidates = (Path(entry.path) for entry in plain_file.entries_below(folder) if entry.name.endswith(SUFFIXES))
         files = sorted(file for file in candidates if _looks_like_a_trace(file))
         if files:
             return files
-    raise NoTrace(f"{word}: it holds no trace (.json, .json.gz); a run records traces with look=on or profile=window")
+    raise NoTrace(f"{name}: it holds no trace (.json, .json.gz); a run records traces with look=on or profile=window")
 
 
 def _looks_like_a_trace(path: Path) -> bool:

@@ -92,8 +92,8 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
     }
     columns = {"num_kernels": sums(launcher, len(ops), 1)} | _memory(rank, rows, ops)
     times_ns, counts = (
-        {name: sums(index, len(facts), values).tolist() for name, values in some.items()}
-        for some in (columns_ns, columns)
+        {name: sums(index, len(facts), values).tolist() for name, values in group.items()}
+        for group in (columns_ns, columns)
     )
     count, num_leaves = np.bincount(index, minlength=len(facts)).tolist(), sums(index, len(facts), is_leaf).tolist()
     lines = []

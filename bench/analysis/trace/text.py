@@ -83,27 +83,27 @@ def table(lines: Sequence[Line], columns: Sequence[Column], limit: int | None = 
     return Table([head for head, _, _ in columns], cells, right, "", limit, "; --json has all")
 
 
-def document(answer: Line, title: str) -> Document:
+def document(report: Line, title: str) -> Document:
     """Presents an answer of analyze_files().  title: what was analysed.  bench/report/trace_page.py adds pictures."""
     about = plain(brief(title), 200)
-    return Document(f"Trace analysis: {about}", [verdict(answer, about)], [*remarks(answer), *tables(answer)], answer)
+    return Document(f"Trace analysis: {about}", [verdict(report, about)], [*remarks(report), *tables(report)], report)
 
 
-def verdict(answer: Line, about: str = "") -> Verdict:
+def verdict(report: Line, about: str = "") -> Verdict:
     """Returns what stands out most in the first rank, and how many ranks there are."""
-    first = next(iter(answer["ranks"].values()))
+    first = next(iter(report["ranks"].values()))
     none = "nothing stands out" if first["temporal"]["span_us"] else NOTHING_COUNTED
-    return Verdict(next(iter(first["advice"]), none) + _rank(answer), "", about)
+    return Verdict(next(iter(first["advice"]), none) + _rank(report), "", about)
 
 
-def _late(answer: Line) -> Iterator[str]:
+def _late(report: Line) -> Iterator[str]:
     """Yields a sentence on the rank that comes last to the most collectives, if the others wait for long."""
-    waits = (answer["overall"]["collectives"] or {}).get("waits", ())
+    waits = (report["overall"]["collectives"] or {}).get("waits", ())
     if len(waits) < 2:
         return
     last = max(waits, key=lambda line: line["num_last"])
     wait_us = statistics.median(line["wait_us"] for line in waits if line is not last)
-    span_us = answer["ranks"][str(last["rank"])]["temporal"]["span_us"]
+    span_us = report["ranks"][str(last["rank"])]["temporal"]["span_us"]
     if wait_us > LATE_ABOVE_PCT / 100 * span_us:
         calls = text_table.counted(last["num_last"], "collective")
         yield (
@@ -113,35 +113,35 @@ def _late(answer: Line) -> Iterator[str]:
         )
 
 
-def remarks(answer: Line, is_first_said: bool = True) -> list[Block]:
+def remarks(report: Line, is_first_said: bool = True) -> list[Block]:
     """Returns what to know of the files, and the advice; is_first_said: without the sentence of verdict()."""
-    overall, ranks = answer["overall"], answer["ranks"]
+    overall, ranks = report["overall"], report["ranks"]
     missing = overall["missing_ranks"]
-    known = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
-    known += overall["doubts"]
-    known += [sentence for rank, analysis in ranks.items() for sentence in caveats(rank, analysis)]
-    advice = [*_late(answer), *next(iter(ranks.values()))["advice"][int(is_first_said) :]]
-    folded = [Section(f"{len(known)} things to know of the files", [Bullets(known)], is_folded=True)]
+    notes = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
+    notes += overall["doubts"]
+    notes += [sentence for rank, analysis in ranks.items() for sentence in caveats(rank, analysis)]
+    advice = [*_late(report), *next(iter(ranks.values()))["advice"][int(is_first_said) :]]
+    folded = [Section(f"{len(notes)} things to know of the files", [Bullets(notes)], is_folded=True)]
     return [
-        *(folded if len(known) > MAX_OPEN else [Bullets(known)]),
-        Section(f"What it means{_rank(answer)}", [Bullets(advice)] if advice else []),
+        *(folded if len(notes) > MAX_OPEN else [Bullets(notes)]),
+        Section(f"What it means{_rank(report)}", [Bullets(advice)] if advice else []),
     ]
 
 
-def _rank(answer: Line) -> str:
-    shown, *others = answer["ranks"]
+def _rank(report: Line) -> str:
+    shown, *others = report["ranks"]
     return f" (rank {shown} of {1 + len(others)}; --json has all)" if others else ""
 
 
-def tables(answer: Line) -> list[Block]:
+def tables(report: Line) -> list[Block]:
     """Returns the tables of the first rank, and of all ranks together; a page folds them."""
-    ranks, suffix = answer["ranks"], _rank(answer)
+    ranks, suffix = report["ranks"], _rank(report)
     analysis = next(iter(ranks.values()))
     blocks: list[Block] = [_times(ranks)]
     for parts in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
         for block in parts(analysis):
             blocks.append(replace(block, title=block.title + suffix) if isinstance(block, Section) else block)
-    return [*blocks, *_over_ranks(answer["overall"])]
+    return [*blocks, *_over_ranks(report["overall"])]
 
 
 def _part(title: str, lines: Sequence[Line], *columns: Column, limit: int = NUM_LINES) -> Section:
@@ -224,10 +224,10 @@ def _rates(analysis: Line) -> Iterator[Block]:
     if whole["known_frac"] is None or not lines:
         return
     on_device = whole["of"] == "device"
-    unit, per, what = ("TFLOP/s", 1, "device time") if on_device else ("GFLOP/s", 1e3, "the operators' time on the CPU")
-    rate, known = f"{whole['tflop_per_s'] * per:.1f}", f"{100 * whole['known_frac']:.0f} % of {what}"
+    unit, per, base = ("TFLOP/s", 1, "device time") if on_device else ("GFLOP/s", 1e3, "the operators' time on the CPU")
+    rate, share = f"{whole['tflop_per_s'] * per:.1f}", f"{100 * whole['known_frac']:.0f} % of {base}"
     title = (
-        f"{unit} of matrix products and attention, from their shapes: {rate} over the {known} for which they are known"
+        f"{unit} of matrix products and attention, from their shapes: {rate} over the {share} for which they are known"
     )
 
     def rate_text(rate: float) -> str:

@@ -93,7 +93,7 @@ def _check(value: Any, depth: int = 0) -> None:
 
 def _field(error: Exception) -> str:
     """Rewords msgspec's "Expected `str`, got `int` - at `$.name`" as "name: expected str, got int"."""
-    what, _, field = str(error).partition(" - at ")
-    why = (what[0].lower() + what[1:]).replace("`", "").replace("object missing required field", "lacks")
+    problem, _, field = str(error).partition(" - at ")
+    why = (problem[0].lower() + problem[1:]).replace("`", "").replace("object missing required field", "lacks")
     field = field.strip("`").removeprefix("$").removeprefix(".")
     return f"{field}: {why}" if field else why

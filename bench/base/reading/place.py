@@ -30,26 +30,26 @@ class Place:
     Raises ValueError if it cannot be reached or the package that reads it is not installed.
     """
 
-    def __init__(self, word: str):
+    def __init__(self, place: str):
         self._fs: Any = None  # a file system of fsspec; None: a folder on this machine
-        ssh = SSH.fullmatch(word) if word.startswith("ssh:") or "@" in word.partition(":")[0] else None
-        if not URL.match(word) and (ssh is None or user_path(word).exists()):
-            self._root = str(user_path(word))
+        ssh = SSH.fullmatch(place) if place.startswith("ssh:") or "@" in place.partition(":")[0] else None
+        if not URL.match(place) and (ssh is None or user_path(place).exists()):
+            self._root = str(user_path(place))
             self._name = shown(self._root)
             if not os.path.isdir(self._root):
-                raise ValueError(f"{word}: is not a folder: name a results folder, USER@HOST:PATH or s3://BUCKET/PATH")
+                raise ValueError(f"{place}: is not a folder: name a results folder, USER@HOST:PATH or s3://BUCKET/PATH")
             return
-        self._name = credentials.redacted(word)
+        self._name = credentials.redacted(place)
         import fsspec
 
-        scheme = "ssh" if ssh else word.partition("://")[0]
+        scheme = "ssh" if ssh else place.partition("://")[0]
         try:
             if ssh:
                 user = {"username": ssh["user"]} if ssh["user"] else {}
                 self._fs = fsspec.filesystem("ssh", host=ssh["host"], connect_timeout=CONNECT_S, **user)
                 self._root = ssh["path"].rstrip("/")
             else:
-                self._fs, root = fsspec.core.url_to_fs(word)
+                self._fs, root = fsspec.core.url_to_fs(place)
                 self._root = str(root).rstrip("/")
         except ImportError:
             needed = PACKAGES.get(scheme, f"of fsspec for {scheme}://")
@@ -107,13 +107,13 @@ class Place:
 
         Raises Missing if it does not exist, ValueError if it cannot be read, OSError if target cannot be written.
         """
-        left = num_bytes + 1
+        remaining = num_bytes + 1
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "xb") as copied:
                 with self._opened(path) as file:
-                    while left and (block := file.read(min(left, MIB))):
-                        left -= len(block)
+                    while remaining and (block := file.read(min(remaining, MIB))):
+                        remaining -= len(block)
                         copied.write(block)
                 copied.flush()
                 os.fsync(copied.fileno())

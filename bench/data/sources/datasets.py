@@ -88,8 +88,8 @@ def recorded(data: dict[str, Any], say: Callable[[str], None] = print) -> dict[s
             files[split].append(shards.check(path))
             digest = facts.sha256(path, say)
             if digest != file["sha256"]:
-                what = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
-                raise CheckFailed(f"{path}: {what}; {hint}")
+                mismatch = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
+                raise CheckFailed(f"{path}: {mismatch}; {hint}")
     return files
 
 
@@ -121,11 +121,11 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
             changes.append(f"{file.path.name}: was removed during the run")
         with contextlib.suppress(OSError):
             if file.stamp is not None and (stamp := shards.stamp_of(file.path)) != file.stamp:
-                what = f"{file.path.name}: was changed during the run"
+                change = f"{file.path.name}: was changed during the run"
                 if stamp[0] != file.stamp[0]:  # not read, because it may have become a huge sparse file
-                    changes.append(f"{what}: it has {stamp[0]:,} bytes, and had {file.stamp[0]:,} when it began")
+                    changes.append(f"{change}: it has {stamp[0]:,} bytes, and had {file.stamp[0]:,} when it began")
                 elif (digest := shards.sha256(file.path)) != file.sha256:
-                    changes.append(f"{what}: sha256 {digest}, and was {file.sha256} when it began")
+                    changes.append(f"{change}: sha256 {digest}, and was {file.sha256} when it began")
     return changes
 
 
@@ -144,8 +144,8 @@ def _find(origin: Source, say: Callable[[str], None]) -> Dataset:
         raise ValueError(f"data.vocab_size is not set: {hint}")
     if fullest.max_token >= origin.vocab_size:
         most = f"data.vocab_size={origin.vocab_size} allows {origin.vocab_size - 1} at most"
-        what = f"{most}: it is of another vocabulary or damaged; {origin.remedy(fullest.path)}"
-        raise CheckFailed(f"{fullest.path}: largest token {fullest.max_token}, but {what}")
+        problem = f"{most}: it is of another vocabulary or damaged; {origin.remedy(fullest.path)}"
+        raise CheckFailed(f"{fullest.path}: largest token {fullest.max_token}, but {problem}")
     return Dataset(origin.name, origin.vocab_size, train, val, origin.floor_source, origin.origin)
 
 
@@ -154,6 +154,6 @@ def _check(origin: Source, expected: Expected, facts: shards.Facts, say: Callabl
     stamp = shards.stamp_of(shard.path)
     digest, max_token = facts.of(shard, say)
     if expected.sha256 not in (None, digest):
-        what = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"
-        raise CheckFailed(f"{shard.path}: {what}; {origin.remedy(shard.path)}")
+        mismatch = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"
+        raise CheckFailed(f"{shard.path}: {mismatch}; {origin.remedy(shard.path)}")
     return ShardFile(shard.path, shard.num_tokens, shard.num_bytes, digest, max_token, stamp)

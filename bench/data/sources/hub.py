@@ -196,9 +196,9 @@ class Hub(Source):
             _ask(self.name, download)
             written.flush()
             if (digest := shards.sha256(written.name)) != file.sha256:
-                what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
+                mismatch = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
                 again = f"./run.sh data fetch {self.name} starts it again"
-                raise CheckFailed(f"{name}: {what}: the transfer or the hub's copy is damaged: {again}")
+                raise CheckFailed(f"{name}: {mismatch}: the transfer or the hub's copy is damaged: {again}")
 
 
 def _split_and_number(name: str) -> tuple[str, int]:

@@ -45,24 +45,24 @@ def data_root() -> Path:
     return user_path(os.environ.get("SPEEDRUN_DATA") or project_folder() / ".data")
 
 
-def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
+def need_bytes(folder: Path, num_bytes: int, name: str) -> None:
     """Raises CheckFailed, before anything is written, if the disk is too full."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
-        need = f"{what} needs {format_bytes(num_bytes)} in {folder}, which has {format_bytes(free)} free"
+        need = f"{name} needs {format_bytes(num_bytes)} in {folder}, which has {format_bytes(free)} free"
         raise CheckFailed(f"{need}: make room, or name another folder with SPEEDRUN_DATA=/path")
 
 
-def with_numbers(paths: list[T], numbers: list[int], number_of: Callable[[T], int | None], what: str) -> list[T]:
+def with_numbers(paths: list[T], numbers: list[int], number_of: Callable[[T], int | None], name: str) -> list[T]:
     """Returns the paths with these numbers, in this order. Raises ValueError if one is missing."""
-    known = {number_of(path): path for path in paths}
-    lacking = [number for number in numbers if number not in known]
+    by_number = {number_of(path): path for path in paths}
+    lacking = [number for number in numbers if number not in by_number]
     if lacking:
-        there = sorted(number for number in known if number is not None)
-        some = f"{there[0]} to {there[-1]}" if there else "none with a number in its name"
-        raise ValueError(f"data.shards: {what} has no shard {lacking[0]}: it has {some}")
-    return [known[number] for number in numbers]
+        available = sorted(number for number in by_number if number is not None)
+        span = f"{available[0]} to {available[-1]}" if available else "none with a number in its name"
+        raise ValueError(f"data.shards: {name} has no shard {lacking[0]}: it has {span}")
+    return [by_number[number] for number in numbers]
 
 
 class Source:
@@ -146,8 +146,8 @@ class Made(Source):
     def files(self) -> dict[str, list[Expected]]:
         folder = self.folder()
         try:
-            made = json.loads((folder / MANIFEST).read_text())
-            files = _expected(folder, made)
+            manifest = json.loads((folder / MANIFEST).read_text())
+            files = _expected(folder, manifest)
         except FileNotFoundError as error:
             raise CheckFailed(f"data={self.name} does not exist yet: ./run.sh data make {self.name}") from error
         except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -162,15 +162,15 @@ class Made(Source):
         need_bytes(folder.parent, self.num_bytes(), f"data={self.name}")
         say(f"making {folder.name}, at most {format_bytes(self.num_bytes())}")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
-            made = Path(beside, folder.name)
-            made.mkdir()
-            self.make(made, say)
-            files = {split: sorted(made.glob(f"{split}_*.bin")) for split in ("train", "val")}
+            temporary = Path(beside, folder.name)
+            temporary.mkdir()
+            self.make(temporary, say)
+            files = {split: sorted(temporary.glob(f"{split}_*.bin")) for split in ("train", "val")}
             digests = {split: {path.name: shards.sha256(path) for path in files[split]} for split in files}
-            self._check_hashes(_expected(made, digests))
-            atomic.write_json(made / MANIFEST, digests | {"recipe": self.recipe()})
+            self._check_hashes(_expected(temporary, digests))
+            atomic.write_json(temporary / MANIFEST, digests | {"recipe": self.recipe()})
             with contextlib.suppress(OSError):  # another process has made the same meanwhile
-                made.rename(folder)
+                temporary.rename(folder)
         if not (folder / MANIFEST).exists():
             raise CheckFailed(f"{folder} is where data={self.name} belongs: move or delete that folder")
 

@@ -142,19 +142,19 @@ def _update(
     """
     folder.mkdir(parents=True, exist_ok=True)
     stamps = {name: [_version(), stamp] for name, stamp in stamps.items()}
-    made = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES)
-    made = {name: kept for name, kept in made.items() if name in stamps and kept[0] == stamps[name]}
-    made = {name: kept for name, kept in made.items() if kept[1] or (folder / name).exists()}
-    stale = [(name, jobs[name]) for name in stamps if name not in made]
+    entries = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES)
+    entries = {name: kept for name, kept in entries.items() if name in stamps and kept[0] == stamps[name]}
+    entries = {name: kept for name, kept in entries.items() if kept[1] or (folder / name).exists()}
+    stale = [(name, jobs[name]) for name in stamps if name not in entries]
     with processes.started(make, stale, len(stale) >= MIN_PARALLEL) as written:
         for name, fault in written:
-            made[name] = [stamps[name], fault]
-            say(len(made), len(stamps))
+            entries[name] = [stamps[name], fault]
+            say(len(entries), len(stamps))
     for path in folder.glob(f"*{suffix}"):
         if path.name not in stamps:
             path.unlink()
-    atomic.write_json(folder / MADE, made, durable=False)
-    return {name: fault for name, (_, fault) in made.items()}
+    atomic.write_json(folder / MADE, entries, durable=False)
+    return {name: fault for name, (_, fault) in entries.items()}
 
 
 def _changed_ns(path: str) -> int | None:

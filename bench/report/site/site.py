@@ -282,8 +282,8 @@ def _change(comparison: Mapping[str, Any]) -> object:
     return tag("div", tag("b", size), tag("div", comparison.get("words"), class_="soft"))
 
 
-def _badge(word: str, colour: str) -> Safe:
-    return tag("span", word.replace("_", " "), class_=f"badge {colour}")
+def _badge(label: str, colour: str) -> Safe:
+    return tag("span", label.replace("_", " "), class_=f"badge {colour}")
 
 
 def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path, Path], Document]) -> str:
@@ -316,7 +316,7 @@ def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Lin
         link = tag("a", folder.name, href=_page_of(folder, sweep_page.NAME, out, "sweeps", make))
         complete = sum(row["status"] == "complete" for row in swept.rows)
         counts = f"{complete} complete" + "".join(
-            f", {num} {word}" for num, word in ((len(swept.lost), "lost"), (len(swept.not_run), "not run")) if num
+            f", {num} {label}" for num, label in ((len(swept.lost), "lost"), (len(swept.not_run), "not run")) if num
         )
         over = " × ".join(f"{len(values)} {key}" for key, values in swept.axes.items())
         started = swept.facts["started_at"][:16].replace("T", " ")

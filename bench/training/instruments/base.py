@@ -221,28 +221,28 @@ class InstrumentSet:
         self._bind()
         self._close(instrument)
 
-    def collect(self, what: str) -> dict[str, Any]:
-        """Returns {instrument: answer}; what is "columns", "flags", "summary", "doubts" or "warnings".
+    def collect(self, kind: str) -> dict[str, Any]:
+        """Returns {instrument: value}; kind is "columns", "flags", "summary", "doubts" or "warnings".
 
-        An instrument that raises, or whose answer the record cannot hold, gets a warning instead.
+        An instrument that raises, or whose value the record cannot hold, gets a warning instead.
         """
-        answers: dict[str, Any] = {}
+        collected: dict[str, Any] = {}
         column_names = {*step_files.RUN_COLUMNS, VAL_BPB.name}
-        for instrument in self.instruments + (self._dropped if what == "flags" else []):
+        for instrument in self.instruments + (self._dropped if kind == "flags" else []):
             try:
-                answer = _checked(what, getattr(instrument, what)())
-                if what == "columns" and (names := column_names & answer.keys()):
+                value = _checked(kind, getattr(instrument, kind)())
+                if kind == "columns" and (names := column_names & value.keys()):
                     raise ValueError(f"columns {sorted(names)} are written by the run or by another instrument already")
             except Exception as error:
-                self.warnings.append(warning(instrument.name, what, error))
+                self.warnings.append(warning(instrument.name, kind, error))
                 continue
-            answers[instrument.name] = answer
-            if what == "columns":
-                column_names.update(answer)
-        if what == "flags":
+            collected[instrument.name] = value
+            if kind == "columns":
+                column_names.update(value)
+        if kind == "flags":
             for instrument in self.instruments:
-                instrument.context.flagged.update(*answers.values())
-        return answers
+                instrument.context.flagged.update(*collected.values())
+        return collected
 
     def collect_warnings(self) -> None:
         """Adds the instruments' own warnings() to self.warnings."""
@@ -251,14 +251,14 @@ class InstrumentSet:
 
     def merge(self, by_rank: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
         """Merges every rank's {name: summary} into one; if merge() raises, keeps rank 0's and adds a warning."""
-        known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
+        instruments = {instrument.name: instrument for instrument in self.instruments + self._dropped}
         merged = {}
         for name in dict.fromkeys(name for summaries in by_rank for name in summaries):
             rank_summaries = [summaries.get(name) or {} for summaries in by_rank]
             merged[name] = rank_summaries[0]
             try:
-                if name in known:
-                    merged[name] = _checked("merge", known[name].merge(rank_summaries))
+                if name in instruments:
+                    merged[name] = _checked("merge", instruments[name].merge(rank_summaries))
             except Exception as error:
                 self.warnings.append(warning(name, "merge", error))
         return {name: summary for name, summary in merged.items() if summary}
@@ -279,9 +279,9 @@ def warning(name: str, edge: str, error: Exception) -> Warned:
     return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
 
 
-def _checked(what: str, answer: Any) -> Any:
+def _checked(kind: str, value: Any) -> Any:
     """Returns the answer.  Raises TypeError or ValueError unless its type is that in ANSWERS and numbers are finite."""
     import msgspec
 
-    decoded = msgspec.json.decode(json.dumps(answer, allow_nan=False), type=ANSWERS[what])
-    return answer if ANSWERS[what] is dict else decoded
+    decoded = msgspec.json.decode(json.dumps(value, allow_nan=False), type=ANSWERS[kind])
+    return value if ANSWERS[kind] is dict else decoded

@@ -111,10 +111,10 @@ class Memory(Instrument):
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """Merges ranks: of a peak, the maximum keeps its name and the minimum is NAME_min; counts are summed."""
-        known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
+        reported = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
         merged: dict[str, Any] = {}
-        for name in dict.fromkeys(name for _, summary in known for name in summary):
-            values = [summary[name] for _, summary in known if summary.get(name) is not None]
+        for name in dict.fromkeys(name for _, summary in reported for name in summary):
+            values = [summary[name] for _, summary in reported if summary.get(name) is not None]
             if "_peak_" in name:
                 merged |= {name: max(values), f"{name}_min": min(values)}
             elif name.endswith(COUNTS):
@@ -123,7 +123,7 @@ class Memory(Instrument):
                 merged[name] = values[0] if values else None
         main = "train_peak_allocated_gib" if "train_peak_allocated_gib" in merged else "train_peak_rss_gib"
         if main in merged:
-            merged["fullest_rank"] = max(known, key=lambda rank_and_summary: rank_and_summary[1].get(main) or 0)[0]
+            merged["fullest_rank"] = max(reported, key=lambda rank_and_summary: rank_and_summary[1].get(main) or 0)[0]
         return merged
 
 

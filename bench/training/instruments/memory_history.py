@@ -154,16 +154,16 @@ class MemoryHistory(Instrument):
         for window in self._windows:
             steps = {"first_step": window.first_step, "last_step": window.last_step}
             windows.append({"window": window.name} | self._done.get(window.name, {"status": "not reached", **steps}))
-        what = "CUDA allocator"
+        source = "CUDA allocator"
         if self._always is None:
-            what = "resident set of the process: torch keeps no memory history without a GPU"
-        return {"what": what, "windows": windows, "num_ooms": self._num_ooms}
+            source = "resident set of the process: torch keeps no memory history without a GPU"
+        return {"what": source, "windows": windows, "num_ooms": self._num_ooms}
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """Lists every rank's windows once, each with its recording ranks, their bytes summed, and the slowest dump."""
-        known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
+        reported = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
         windows: dict[str, dict[str, Any]] = {}
-        for rank, summary in known:
+        for rank, summary in reported:
             for window in summary["windows"]:
                 merged = windows.setdefault(window["window"], {**window, "ranks": []})
                 if "file" in window:
@@ -173,10 +173,10 @@ class MemoryHistory(Instrument):
                         merged["num_bytes"] += window["num_bytes"]
                         merged["dump_ms"] = max(merged["dump_ms"], window["dump_ms"])
                     merged["ranks"].append(rank)
-        if not known:
+        if not reported:
             return {}
-        num_ooms = sum(summary["num_ooms"] for _, summary in known)
-        return {"what": known[0][1]["what"], "windows": list(windows.values()), "num_ooms": num_ooms}
+        num_ooms = sum(summary["num_ooms"] for _, summary in reported)
+        return {"what": reported[0][1]["what"], "windows": list(windows.values()), "num_ooms": num_ooms}
 
     def close(self) -> None:
         if self._always is not None:

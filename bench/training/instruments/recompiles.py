@@ -107,9 +107,9 @@ class Recompiles(Instrument):
             return []
         first = self._all[0]
         reason = f", {first['reason']}" if first["reason"] else ""
-        what = f"step {first['step']}, {first['function'] or first['trigger']}{reason}"
+        event = f"step {first['step']}, {first['function'] or first['trigger']}{reason}"
         ms = sum(facts["ms"] for facts in self._all)
-        return [f"torch.compile worked {len(self._all)} time(s), {ms:.1f} ms, in the timed region: first {what}"]
+        return [f"torch.compile worked {len(self._all)} time(s), {ms:.1f} ms, in the timed region: first {event}"]
 
     def close(self) -> None:
         self._is_closed = True

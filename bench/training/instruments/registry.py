@@ -75,7 +75,7 @@ def flagging(chosen: Iterable[str] | Chosen) -> list[str]:
 def program(chosen: Chosen, folder: Path, device_type: str) -> list[str]:
     """Returns the arguments that all instruments put before each rank's command: base.Instrument.program()."""
     return [
-        word for _, instrument, settings in _each(chosen) for word in instrument.program(settings, folder, device_type)
+        text for _, instrument, settings in _each(chosen) for text in instrument.program(settings, folder, device_type)
     ]
 
 
@@ -104,14 +104,14 @@ def in_timed_region(chosen: Chosen) -> list[str]:
 
 def load(chosen: Chosen, context: base.Context) -> tuple[list[base.Instrument], list[dict[str, str]]]:
     """Returns (the instruments in order, base.warning() of each that failed to start).  Raises what kind() raises."""
-    made, warnings = [], []
+    instruments, warnings = [], []
     for name, instrument, settings in _each(chosen):
         try:
-            made.append(instrument(context, **settings))
-            made[-1].name = name
+            instruments.append(instrument(context, **settings))
+            instruments[-1].name = name
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
             warnings.append(base.warning(name, "start", error))
-    return made, warnings
+    return instruments, warnings
 
 
 def look_instruments(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:

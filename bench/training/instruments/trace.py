@@ -156,8 +156,8 @@ class Trace(Profiling):
         for window in cls.profiler_windows(settings):
             if window.end_step is None:
                 remedy = "give instruments.trace.repeat=N" if window.first_s is None else "give first_step instead"
-                what = f"window {window.name} records {config_windows.described(window)}: it has no last step"
-                raise ValueError(f"profile.stop_after_window=true: {what}: {remedy}")
+                problem = f"window {window.name} records {config_windows.described(window)}: it has no last step"
+                raise ValueError(f"profile.stop_after_window=true: {problem}: {remedy}")
             last_step = max(last_step, window.end_step)
         return last_step or None
 

@@ -97,11 +97,11 @@ def write_tables(trace: Path, stem: str, **facts: Any) -> list[Path]:
     """
     from bench.analysis.trace import analysis, text  # imports numpy, which the launcher does without
 
-    (answer,) = analysis.analyze_files([trace], include_last_step=True).values()  # complete: the recording synced
+    (analyzed,) = analysis.analyze_files([trace], include_last_step=True).values()  # complete: the recording synced
     text_path, json_path = (trace.parent / "ops" / f"{stem}.{suffix}" for suffix in ("txt", "json"))
     text_path.parent.mkdir(exist_ok=True)
-    atomic.write_text(text_path, text.document(answer, trace.name).terminal() + "\n", durable=False)
-    atomic.write_json(json_path, facts | {"ranks": answer["ranks"]}, durable=False)
+    atomic.write_text(text_path, text.document(analyzed, trace.name).terminal() + "\n", durable=False)
+    atomic.write_json(json_path, facts | {"ranks": analyzed["ranks"]}, durable=False)
     return [text_path, json_path]
 
 

@@ -84,13 +84,13 @@ def _breakdown_lines(numbers: dict[str, Any]) -> list[str]:
 
 
 def _efficiency(numbers: dict[str, Any]) -> list[tuple[str, str]]:
-    def known(value: float | None, text: str) -> str:
+    def formatted(value: float | None, text: str) -> str:
         return "unknown" if value is None else text.format(value)
 
     return [
         ("Achieved TFLOPS", f"{numbers['achieved_tflops']:.1f}"),
-        ("GPU peak (bf16)", known(numbers["peak_tflops"], "{:.0f} TFLOPS")),
-        ("Kernel efficiency", known(numbers["kernel_efficiency_pct"], "{:.1f}%")),
+        ("GPU peak (bf16)", formatted(numbers["peak_tflops"], "{:.0f} TFLOPS")),
+        ("Kernel efficiency", formatted(numbers["kernel_efficiency_pct"], "{:.1f}%")),
     ]
 
 
@@ -123,8 +123,8 @@ def _summary_lines(
     if not total_us:  # a run without a GPU has no kernels, but operators that took CPU time
         own = [row for row in averages if row.key.startswith(OPERATORS) and row.self_cpu_time_total > 0]
         own = [row for row in own if not row.is_user_annotation]
-        what = "No device was recorded.  Own time of the operators on the processor:"
-        lines += ["## CPU Time Breakdown", "", what, "", *_top_table(own, "Operator", "CPU", "self_cpu_time_total")]
+        note = "No device was recorded.  Own time of the operators on the processor:"
+        lines += ["## CPU Time Breakdown", "", note, "", *_top_table(own, "Operator", "CPU", "self_cpu_time_total")]
     lines += ["## Viewing Traces", ""]
     lines += ["Open a trace at https://ui.perfetto.dev or in chrome://tracing, or the folder in TensorBoard:"]
     return lines + ["", "```bash", f"tensorboard --logdir {trace_dir}", "```"]
@@ -136,7 +136,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)] + [""]
 
 
-def _top_table(rows: Sequence[Any], what: str, device: str, time_key: str) -> list[str]:
+def _top_table(rows: Sequence[Any], header: str, device: str, time_key: str) -> list[str]:
     """Returns the table of the rows of key_averages() with the largest time_key, which is in microseconds."""
     total_us = max(sum(getattr(row, time_key) for row in rows), 1)
     cells = []
@@ -145,7 +145,7 @@ def _top_table(rows: Sequence[Any], what: str, device: str, time_key: str) -> li
         name = row.key if len(row.key) <= MAX_NAME_CHARS else row.key[: MAX_NAME_CHARS - 3] + "..."
         times = f"{time_us / 1e3:.1f}", f"{100 * time_us / total_us:.1f}"
         cells.append((escape.markdown(name), *times, str(row.count), gflop))
-    return _table((what, f"{device} (ms)", "%", "Calls", "GFLOPS"), cells)
+    return _table((header, f"{device} (ms)", "%", "Calls", "GFLOPS"), cells)
 
 
 def figures(averages: Iterable[Any], peak_tflops: float | None = None, classifier: str = "fixed") -> Figures:

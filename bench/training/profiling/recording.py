@@ -90,8 +90,8 @@ class Recording:
         self.profile.start_trace()
         self.is_recording = True
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):  # otherwise torch writes it
-            here = {"backend": None, "rank": self._rank, "world_size": self._world_size}
-            self.profile.add_metadata_json("distributedInfo", json.dumps(here))
+            info = {"backend": None, "rank": self._rank, "world_size": self._world_size}
+            self.profile.add_metadata_json("distributedInfo", json.dumps(info))
 
     def stop(self, **facts: Any) -> None:
         """Stops after the device has finished, so that the last step's kernels are in.  facts override earlier ones."""

@@ -87,17 +87,17 @@ def _library(torch: Path) -> Path:
     if path.exists():
         return path
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    made = path.with_suffix(f".{os.getpid()}")
+    built = path.with_suffix(f".{os.getpid()}")
     flags = ["-std=c++20", "-O0", "-fPIC", "-shared", f"-I{torch}/include", f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib"]
     compiler = os.environ.get("CXX", "g++")
-    command = [compiler, *flags, str(SOURCE), "-lc10", "-ltorch_cpu", "-o", str(made)]
+    command = [compiler, *flags, str(SOURCE), "-lc10", "-ltorch_cpu", "-o", str(built)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:
         raise Unavailable(f"CXX={compiler}: no such compiler; install g++") from None
     except subprocess.CalledProcessError as error:
         raise Unavailable(f"{SOURCE.name} does not compile against this torch: {error.stderr[-500:]}") from None
-    made.rename(path)
+    built.rename(path)
     return path
 
 
@@ -110,7 +110,7 @@ def install(gpu: SimpleNamespace) -> None:
     from torch._inductor import config
     from torch._subclasses import fake_tensor
 
-    answers: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: False,
         "_is_compiled": lambda: True,
@@ -131,12 +131,12 @@ def install(gpu: SimpleNamespace) -> None:
         "_exchange_device": lambda index: 0,
         "_maybe_exchange_device": lambda index: 0,
     }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
+    for name, replacement in replacements.items():
+        setattr(torch.cuda, name, replacement)
     for name in ("current_device", "device_count", "set_device", "synchronize", "get_device_properties"):
-        setattr(device_interface.CudaInterface, name, staticmethod(answers[name]))
+        setattr(device_interface.CudaInterface, name, staticmethod(replacements[name]))
     interface: Any = device_interface.CudaInterface
-    interface.is_bf16_supported = staticmethod(answers["is_bf16_supported"])
+    interface.is_bf16_supported = staticmethod(replacements["is_bf16_supported"])
     interface.get_raw_stream = interface.exchange_device = interface.maybe_exchange_device = staticmethod(lambda at: 0)
     torch.version.cuda = "12.8"  # inductor checks for its features; Triton's ptxas is newer
     missing: Any = torch._C

@@ -91,11 +91,11 @@ class Watch:
 
     def without_kernel(self) -> list[str]:
         """Returns the operators that ran on the device but are known to have no kernel for this GPU."""
-        known, capability = _native_functions(), (self.gpu.major, self.gpu.minor)
+        native, capability = _native_functions(), (self.gpu.major, self.gpu.minor)
         return sorted(
             str(operator)
             for operator in self.operators
-            if not _has_kernel(operator, known) or SINCE.get(operator._schema.name, (0, 0)) > capability
+            if not _has_kernel(operator, native) or SINCE.get(operator._schema.name, (0, 0)) > capability
         )
 
     def one_by_one(self, calls: Counter[tuple[str, str]]) -> dict[str, int]:
@@ -161,7 +161,7 @@ class Watch:
         """Without Triton, stops at AOTAutograd's graphs, whose operators are then called one by one."""
         from torch._dynamo.backends.common import aot_autograd
 
-        def made(kind: str) -> Any:
+        def make(kind: str) -> Any:
             def compiler(module: Any, inputs: Any) -> Any:
                 self._saw_graph(kind, module)
 
@@ -177,7 +177,7 @@ class Watch:
             return compiler
 
         backend: Any = aot_autograd(
-            fw_compiler=made("forward"), bw_compiler=made("backward"), inference_compiler=made("inference")
+            fw_compiler=make("forward"), bw_compiler=make("backward"), inference_compiler=make("inference")
         )
         inductor: Any = torch._inductor.compile_fx
         inductor.compile_fx = lambda module, inputs, **options: backend(module, inputs)
@@ -302,14 +302,14 @@ def _native_functions() -> dict[str, str] | None:
     return keys_by_name
 
 
-def _has_kernel(operator: Any, known: dict[str, str] | None) -> bool:
+def _has_kernel(operator: Any, native: dict[str, str] | None) -> bool:
     """Whether torch's table lists a CUDA kernel for an aten operator; for others, whether one is registered."""
     name, overload = operator._schema.name, operator._schema.overload_name
-    if name.startswith("aten::") and known is not None:
-        row = known.get(name.removeprefix("aten::") + (f".{overload}" if overload else ""))
+    if name.startswith("aten::") and native is not None:
+        row = native.get(name.removeprefix("aten::") + (f".{overload}" if overload else ""))
         if row is None:  # generated from another operator (functional and out variants)
             return True
-        row = known.get(row, row)  # the row of the operator that it delegates to
+        row = native.get(row, row)  # the row of the operator that it delegates to
         return any(key in re.split(r"[,\s]+", row) for key in KERNEL_OF)
     full = f"{name}.{overload}" if overload else name
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in KERNEL_OF)
