@@ -197,12 +197,12 @@ class Claim:
 
     def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:
         """Returns whether a plan excludes this run of the claim's config and code from the claim."""
-        claimed = [known for known in self.races if known.race_id == race.get("race_id")]
+        claimed = [entry for entry in self.races if entry.race_id == race.get("race_id")]
         if not claimed:
             return self._is_baseline(race) if race else bool(self.races)
-        if race.get("arm") not in {known.arm for known in claimed}:
+        if race.get("arm") not in {entry.arm for entry in claimed}:
             return True
-        return any(name in known.state.interrupted(race["arm"]) for known in claimed if known.state)  # was repeated
+        return any(name in entry.state.interrupted(race["arm"]) for entry in claimed if entry.state)  # was repeated
 
     def _is_baseline(self, race: Mapping[str, Any]) -> bool:
         """Returns whether the arm is the baseline in the ledger's plan of another race."""
@@ -249,8 +249,8 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     if len(tracks) > 1:
         raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: name runs of one track")
     track = tracks.pop()
-    if kinds == {True} and track not in (known := groups.choices("track")):
-        raise ValueError(f"a log does not name its track: add --track and one of {', '.join(known)}")
+    if kinds == {True} and track not in (choices := groups.choices("track")):
+        raise ValueError(f"a log does not name its track: add --track and one of {', '.join(choices)}")
     runs = [run.with_goal(standard(track).goal) if run.is_log else run for run in runs]
     claim = Claim(track, track_rules(track), runs, book, copies=copies)
     for race_id, arm in dict.fromkeys((run.race_id, run.arm) for run in runs if run.race_id):
@@ -293,8 +293,8 @@ def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
 @functools.cache
 def standard(track: str) -> schema.Config:
     """Returns the unchanged config of a run on this track, from conf/.  Raises ValueError for an unknown track."""
-    if track not in (known := groups.choices("track")):
-        raise ValueError(f"track={track}: unknown track; choose from {', '.join(known)}")
+    if track not in (choices := groups.choices("track")):
+        raise ValueError(f"track={track}: unknown track; choose from {', '.join(choices)}")
     return compose.compose([f"track={track}"])
 
 

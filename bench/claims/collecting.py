@@ -95,12 +95,12 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
 
 
 @contextlib.contextmanager
-def _refusing(collected: Collected, what: str) -> Iterator[None]:
+def _refusing(collected: Collected, part: str) -> Iterator[None]:
     """Records a ValueError in this block as a refusal of this part of a place, so that the others are copied."""
     try:
         yield
     except ValueError as error:
-        collected.refused.append(f"{what}: {error}")
+        collected.refused.append(f"{part}: {error}")
 
 
 def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
@@ -175,10 +175,10 @@ def _take_run(
     if not RUN.fullmatch(name) or name.partition("/")[0] in NOT_TRACKS:
         raise ValueError("is not <track>/<run_id>")
     if is_there := (target / "run.json").is_file():
-        here = ledger.sha256_of(target / "run.json")
-        if here == end["run_json_sha256"]:
+        own_sha256 = ledger.sha256_of(target / "run.json")
+        if own_sha256 == end["run_json_sha256"]:
             return False
-        if here not in [line.get("run_json_sha256") for line in lines if line.get("run") == name]:
+        if own_sha256 not in [line.get("run_json_sha256") for line in lines if line.get("run") == name]:
             raise ValueError(f"{place}/{name} and {shown(target)} have the same name but differ; both are kept")
     staged = into / STAGING / target.name
     try:

@@ -111,15 +111,15 @@ class Board:
 
 def boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
     """Returns a Board of each track with a target, by name.  runs: (run folder, row) in the results folders paths."""
-    races, made = races_of(paths), []
+    races, listed = races_of(paths), []
     for track, entries in sorted(by_track(runs).items()):
         track_rules = claims.track_rules(track)
         if not claims.has_target(track):
             continue
         records = progression(entries, track_rules, races)
         entries = sorted(entries, key=lambda entry: (entry.score is None, entry.score or 0, entry.last_run))
-        made.append(Board(track, track_rules, entries, records))
-    return made
+        listed.append(Board(track, track_rules, entries, records))
+    return listed
 
 
 def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:

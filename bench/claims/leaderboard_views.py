@@ -30,7 +30,7 @@ BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # author line in t
 
 def text(folders: Iterable[str] = (), is_md: bool = True, on_error: Callable[[str], None] | None = None) -> str:
     """Returns the leaderboard of these folders (default: results/), in Markdown or for a terminal."""
-    paths = [named.folder(word) for word in folders] or [results_root()]
+    paths = [named.folder(name) for name in folders] or [results_root()]
     runs = list(store.read_rows([path for path in paths if path.is_dir()], on_error))
     return texts(_sections(leaderboard.boards(runs, paths)), is_md) or why_empty([row for _, row in runs], paths)
 
@@ -87,9 +87,9 @@ def _records(records: Sequence[Step], judged: str) -> Table:
     heads += ["certificate", "config_id", "commit"]
     rows = []
     for entry, before, change in reversed(records):
-        what = _what_changed(before, entry)
+        note = _what_changed(before, entry)
         cells = [str(entry.number), _score(entry), _number(change["change_pct"], "+.2f", " %"), change["measured"]]
-        cells += [link(f"{entry.first['name']}{f': {what}' if what else ''}", files.link(_first_run(entry)))]
+        cells += [link(f"{entry.first['name']}{f': {note}' if note else ''}", files.link(_first_run(entry)))]
         cells += [_who(entry.book.results), entry.since[:10], str(len(entry.rows))]
         cells += [_number(entry.losses["mean"], ".4f"), entry.certificate]
         rows.append([*cells, entry.first["config_id"], (entry.first["commit"] or "")[:8]])
@@ -106,7 +106,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], right: Sequen
 
 def _chart(id: str, judged: str, entries: Sequence[Entry]) -> Spec:
     """Returns a chart of the record by date; each point links to the page of its first run."""
-    what, unit = ("steps", "steps") if judged == "steps" else ("train time", "s")
+    measure, unit = ("steps", "steps") if judged == "steps" else ("train time", "s")
     scores = [f"{_score(entry)} {unit}" for entry in entries]
     labels = [
         f"#{entry.number}  {score}  {entry.first['name']}  {entry.since[:10]}"
@@ -117,7 +117,7 @@ def _chart(id: str, judged: str, entries: Sequence[Entry]) -> Spec:
     series = [series_of("the record", values, "stepped"), series_of("records", values, "points", labels, links)]
     caption = f"from {scores[0]} to {scores[-1]} in {len(entries)} records"
     dates_s = [utc.seconds(entry.since) for entry in entries]
-    spec = chart(id, f"Record {what} by date", caption, "date (UTC)", f"{what}, {unit}", dates_s, series)
+    spec = chart(id, f"Record {measure} by date", caption, "date (UTC)", f"{measure}, {unit}", dates_s, series)
     return spec | {"dates": True}
 
 

@@ -36,7 +36,7 @@ SHORT = {"streams": "data pipelines", "flags": "compile flags", "diff_size": "re
 
 def sides_of(
     logs: Sequence[Log],
-    known: Mapping[str, str],
+    known_names: Mapping[str, str],
     own_keys: Collection[str],
     wants: Callable[[Row], bool],
     candidate: str,
@@ -59,7 +59,7 @@ def sides_of(
     for kind, group in groups.items():
         once = eligibility.index_of_runs([row_of(log.record) for log in group])
         name = kind.given or names[kind]
-        sides[kind] = Side(name, [group[number] for number in once], known.get(group[0].code_key, ""))
+        sides[kind] = Side(name, [group[number] for number in once], known_names.get(group[0].code_key, ""))
     for glob in filter(None, (candidate, base)):
         if _Kind(glob) not in sides:
             raise ValueError(f"{glob}: no complete log of the pull request fits it: give a glob such as 'this_pr/*'")
@@ -151,25 +151,25 @@ def document_of(pull: PullRequest) -> Document:
 
 def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
     names: dict[str, list[str]] = {PASS: [], FAIL: [], NOT_SHOWN: [], READER: []}
-    for name, (word, _) in answers.items():
-        names[word].append(SHORT.get(name, name.replace("_", " ")))
-    what = f"{counted(len(pull.candidate.logs), 'run')} of {pull.candidate.name}"
+    for name, (mark, _) in answers.items():
+        names[mark].append(SHORT.get(name, name.replace("_", " ")))
+    subject = f"{counted(len(pull.candidate.logs), 'run')} of {pull.candidate.name}"
     time = (pull.compared or {}).get("time") or {}
     if pull.baseline and time.get("change_pct") is not None:
         gain, is_more = pull_requests.gain_of(pull), pull_requests.gain_of(pull).startswith("-")
         way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
-        what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
+        subject += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
     notes = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
     if time.get("drift_pct"):
         notes.append(
             f"The runs were not interleaved: {time['drift_pct']:.2g} % is added to the interval of time below."
         )
     if names[FAIL]:
-        return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", notes=notes)
+        return Verdict(f"{subject}: not met: {', '.join(names[FAIL])}", "refused", notes=notes)
     if names[NOT_SHOWN]:
-        return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", notes=notes)
-    left = f"; a reader must decide: {', '.join(names[READER])}" if names[READER] else ""
-    return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", notes=notes)
+        return Verdict(f"{subject}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", notes=notes)
+    undecided = f"; a reader must decide: {', '.join(names[READER])}" if names[READER] else ""
+    return Verdict(f"{subject}: the rules that logs can answer are met{undecided}", "meets_the_rules", notes=notes)
 
 
 def _which_script(pull: PullRequest) -> str:
@@ -190,14 +190,14 @@ def _unproven(pull: PullRequest) -> str:
 
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     """Returns sentences on what would answer the open rules, with the commands for it."""
-    remedies, word = [], f"./run.sh pr {private.redact(pull.arguments, REPO)}"
+    remedies, command = [], f"./run.sh pr {private.redact(pull.arguments, REPO)}"
     time = (pull.compared or {}).get("time") or {}
     if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
-        remedies.append(f"an interleaved race of both on one node: {word} --rerun FOLDER")
+        remedies.append(f"an interleaved race of both on one node: {command} --rerun FOLDER")
     if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER) and answers.get("systems_waiver", ("",))[0] != PASS:
         losses = [row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None]
         needed = needed_runs(losses, pull_requests.goal_of(pull), pull.track.p_value)
-        supply = f"about {needed} runs of this mean and spread: {word} --rerun FOLDER -- n={needed}"
+        supply = f"about {needed} runs of this mean and spread: {command} --rerun FOLDER -- n={needed}"
         no_supply = f"at this mean and spread {MAX_N} runs would not show it"
         remedies.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
     failed = [f'"{rule["rule"]}" does not hold: {rule["evidence"]}' for rule in pull.judged if rule["passed"] is False]
@@ -207,7 +207,7 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
         have = "" if pull.candidate.sources or pull.scripts else "; until then --script FILE names it"
         remedies.append(f"the source, in the logs: let the script write itself there, as train_gpt.py does{have}")
     if pull.candidate.sources and pull.baseline and pull.baseline.sources:
-        race = f"{word} --rerun FOLDER --go"
+        race = f"{command} --rerun FOLDER --go"
         remedies.append(f"what runs outside the clock, in seconds: {race}, then ./run.sh audit RACE --only clock")
     return remedies
 
@@ -285,8 +285,8 @@ def _notes(pull: PullRequest) -> list[str]:
 def _source(pull: PullRequest) -> Section:
     rows = [[name, f"+{added}", f"-{removed}"] for name, (added, removed) in pull_requests.changes_of(pull).items()]
     own, theirs = pull.statements or ([], [])
-    known = {(line.definition, line.text) for line in theirs}
-    changed = sorted({line.definition for line in own if (line.definition, line.text) not in known} - {""})
+    unchanged = {(line.definition, line.text) for line in theirs}
+    changed = sorted({line.definition for line in own if (line.definition, line.text) not in unchanged} - {""})
     touched = [Lines([f"changed in {SCRIPT}: {some(changed, 20)}"])] if changed else []
     shown: list[Block] = [Table(("file", "added", "removed"), rows, [False, True, True]), *touched] if rows else []
     return Section("Source, against the baseline's", shown)

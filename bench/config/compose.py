@@ -77,9 +77,9 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     config = schema.build(schema.Config, composed)
     arch = config.model.arch if config.model else None
     if arch is not None and not user_code.is_import_path(arch):
-        known = [*filter(models.find, choices("model")), *ladder.CLASSES]
-        if arch not in known:
-            remedy = f"choose from {', '.join(known)}, or give my_model.py:MyModel"
+        names = [*filter(models.find, choices("model")), *ladder.CLASSES]
+        if arch not in names:
+            remedy = f"choose from {', '.join(names)}, or give my_model.py:MyModel"
             raise ValueError(f"model.arch={arch}: unknown model; {remedy}")
     return config
 
@@ -241,11 +241,11 @@ def _set(values: Values, override: Any) -> None:
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        known = meanings.settings()
-        if key in known:
-            have = " or ".join(known[key].brought_by)
+        settings = meanings.settings()
+        if key in settings:
+            have = " or ".join(settings[key].brought_by)
             raise ValueError(f"{word}: this run has no such setting; only runs with {have} have it")
-        near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
+        near = did_you_mean(key, [name for name, _ in leaves(values)] + list(GROUPS))
         if path == ["optim"] and isinstance(section, dict) and user_code.is_import_path(str(section.get("name"))):
             check_names(optimizers.Config, {last: value, **section}, "optim.")
         if path and isinstance(section, dict) and f" {'.'.join(path)}." not in near:
@@ -308,12 +308,12 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
         return
     if started[1:]:
         raise ValueError(f"script.{' and script.'.join(started)} each say what to start: keep one of them")
-    what = f"script{'' if started[0] == 'path' else '.' + started[0]}={composed['script'][started[0]]}"
+    program = f"script{'' if started[0] == 'path' else '.' + started[0]}={composed['script'][started[0]]}"
     for word in overrides:
         if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
-            raise ValueError(f"{word}: {what} has its own model and optimizer: remove it")
+            raise ValueError(f"{word}: {program} has its own model and optimizer: remove it")
     if (composed["checkpoint"] or {}).get("save"):
-        raise ValueError(f"checkpoint.save=true with {what}: a script saves its own checkpoints: remove it")
+        raise ValueError(f"checkpoint.save=true with {program}: a script saves its own checkpoints: remove it")
     composed["model"] = composed["optim"] = None
 
 

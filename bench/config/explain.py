@@ -72,14 +72,14 @@ def shown(path: Path) -> str:
 
 def commented(config: schema.Config, origins: Origins) -> str:
     """Returns the config as YAML, with each setting's meaning, allowed values and value's origin as a comment."""
-    known, group_meanings = meanings.settings(), meanings.groups()
+    settings, group_meanings = meanings.settings(), meanings.groups()
 
     def comment(key: str) -> str:
         if key in group_meanings:
             return group_meanings[key]
-        if key not in known:
+        if key not in settings:
             return ""  # a setting of the user's own class
-        setting, origin = known[key], origins.of(key)
+        setting, origin = settings[key], origins.of(key)
         facts = [setting.unit, setting.allowed, origin[0] if origin else "default"]
         if origin and setting.default not in (MISSING, None):
             facts.append(f"default {setting.default}")
@@ -118,15 +118,15 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
     """Returns the help of a setting or group, given its key or the key's last part. Raises ValueError if unknown."""
-    known, wanted = meanings.settings(), word.replace("/", ".")
-    sections = (key.rpartition(".")[0] for key in known if "." in key)
-    keys = dict.fromkeys(key.replace("/", ".") for key in [*known, *meanings.groups(), *groups.GROUPS, *sections])
+    settings, wanted = meanings.settings(), word.replace("/", ".")
+    sections = (key.rpartition(".")[0] for key in settings if "." in key)
+    keys = dict.fromkeys(key.replace("/", ".") for key in [*settings, *meanings.groups(), *groups.GROUPS, *sections])
     meant = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
     if not meant:
         guess, names = groups.did_you_mean(wanted, keys), ", ".join(groups.GROUPS)
         raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {names}")
     now = Origins(overrides, machine)
-    texts = (_setting_text(known[key], now) if key in known else _group_text(key, known, now) for key in meant)
+    texts = (_setting_text(settings[key], now) if key in settings else _group_text(key, settings, now) for key in meant)
     return "\n\n".join(texts)
 
 
@@ -150,17 +150,17 @@ def _setting_text(setting: meanings.Setting, now: Origins) -> str:
     return "\n".join([key, _wrapped(setting.meaning, 2, 2), *lines])
 
 
-def _group_text(key: str, known: dict[str, meanings.Setting], now: Origins) -> str:
+def _group_text(key: str, settings: dict[str, meanings.Setting], now: Origins) -> str:
     about, group = meanings.groups().get(key, ""), key.replace(".", "/")
     lines = [_wrapped(f"{key}: {about}" if about else key, 0, 2)]
     if group in groups.GROUPS:
         names = groups.choices(group)
         choices = [f"{group}=[{name}]" if group in groups.LISTS else f"{group}={name}" for name in names]
         width = max(map(len, choices)) + 2
-        for name, word in zip(names, choices):
+        for name, choice in zip(names, choices):
             about = meanings.about(group, name).split(". ")[0].rstrip(".")
-            lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
-    inside = [(setting, now.value(name)) for name, setting in known.items() if name.startswith(f"{key}.")]
+            lines.append(_wrapped(f"{choice:<{width}}{about}", 2, width + 2))
+    inside = [(setting, now.value(name)) for name, setting in settings.items() if name.startswith(f"{key}.")]
     if key in groups.LISTS:  # `--help NAME` shows the settings of those that the run does not have
         inside = [(setting, value) for setting, value in inside if value != MISSING]
     if inside:

@@ -99,14 +99,14 @@ def default_track() -> str:
     return str(next(default["track"] for default in defaults if "track" in default))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Returns "did you mean KEY? " for a known setting, option or command like the word; "" if there is none."""
     last = word.split(".")[-1]
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate -> lr
-    near = [key for key in known if key.split(".")[-1] in (last, initials, MEANT.get(word))]
-    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps -> num_steps
-    near = near or difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
-    near = near or [key for key in known if word and key.startswith(word)]
+    near = [key for key in names if key.split(".")[-1] in (last, initials, MEANT.get(word))]
+    near = near or [key for key in names if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps -> num_steps
+    near = near or difflib.get_close_matches(word, names, n=1, cutoff=NEAR)
+    near = near or [key for key in names if word and key.startswith(word)]
     return f"did you mean {near[0]}? " if near else ""
 
 

@@ -96,23 +96,23 @@ class Setting:
 
 def settings() -> dict[str, Setting]:
     """Returns {key: setting} of every setting that some run can have, in the schema's order."""
-    known: dict[str, Setting] = {}
+    by_key: dict[str, Setting] = {}
     cluster_settings = _settings_of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
     for setting in [*_settings_of_class(schema.Config, ""), *_settings_of_lists(), *cluster_settings]:
-        before = known.setdefault(setting.key, setting)
+        before = by_key.setdefault(setting.key, setting)
         if before is not setting:
-            known[setting.key] = dataclasses.replace(before, brought_by=before.brought_by + setting.brought_by)
-    return known
+            by_key[setting.key] = dataclasses.replace(before, brought_by=before.brought_by + setting.brought_by)
+    return by_key
 
 
 def _settings_of_class(
-    cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()
+    cls: Any, path: str, brought_by: tuple[str, ...] = (), omitted: Iterable[str] = ()
 ) -> Iterator[Setting]:
-    """Yields the settings of a dataclass and of those in it. known: names of fields to omit."""
+    """Yields the settings of a dataclass and of those in it. omitted: names of fields to omit."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
     for field in dataclasses.fields(cls):
         key, hint = path + field.name, parts_of(hints[field.name])[0]
-        if field.name in known or key in LISTS:
+        if field.name in omitted or key in LISTS:
             continue
         if not dataclasses.is_dataclass(hint):
             yield Setting(key, comments[field.name], allowed(hints[field.name]), default_of(field), brought_by)

@@ -126,18 +126,18 @@ def points(arguments: list[str], machine: schema.Machine | None = None) -> list[
     return [list(point) for point in combinations]
 
 
-def show_cfg(arguments: list[str], what: str, machine: schema.Machine | None) -> None:
+def show_cfg(arguments: list[str], part: str, machine: schema.Machine | None) -> None:
     """Prints Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
     hydra_overrides, run_overrides = _split_one_run(arguments)
     with compose.refusals(arguments):
-        _app(machine).show_cfg(groups.config_name(), [*hydra_overrides, *run_overrides], what, None, False)
+        _app(machine).show_cfg(groups.config_name(), [*hydra_overrides, *run_overrides], part, None, False)
 
 
-def show_info(arguments: list[str], what: str) -> None:
-    """Prints what Hydra knows about `what`, one of compose.INFO."""
+def show_info(arguments: list[str], name: str) -> None:
+    """Prints what Hydra knows about `name`, one of compose.INFO."""
     hydra_overrides, run_overrides = _split_one_run(arguments)
     with compose.refusals(arguments), _logging_as_before():
-        compose.app().show_info(what, groups.config_name(), [*hydra_overrides, *compose.group_overrides(run_overrides)])
+        compose.app().show_info(name, groups.config_name(), [*hydra_overrides, *compose.group_overrides(run_overrides)])
 
 
 def _split_one_run(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -175,8 +175,8 @@ def _checked(hydra_overrides: list[str], swept: list[str], machine: schema.Machi
 def _importable() -> Iterator[None]:
     """Lets processes that a launcher starts within the block import this program's modules, wherever they are."""
     python_path = os.pathsep.join(filter(None, [str(REPO), compose.OURS, os.environ.get("PYTHONPATH")]))
-    ours = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}  # CHECKOUT: for workers that run from a copy
-    with variables(ours), warnings.catch_warnings():
+    own = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}  # CHECKOUT: for workers that run from a copy
+    with variables(own), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="hydra_plugins")  # plugins of others may warn on a new Python
         yield
 

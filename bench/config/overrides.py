@@ -138,8 +138,8 @@ def check_points(word: str, loader: Any) -> None:
     pattern = override.value()
     names = loader.get_group_options(key) if hasattr(pattern, "filter") else None
     if names == []:
-        what = f"{key} is not a group: glob(...) chooses from the files of one, as model=glob(*) does"
-        raise ValueError(f"{word}: {what}")
+        problem = f"{key} is not a group: glob(...) chooses from the files of one, as model=glob(*) does"
+        raise ValueError(f"{word}: {problem}")
     if names and not pattern.filter(names):
         raise ValueError(f"{word}: it matches none of {', '.join(names)}")
 

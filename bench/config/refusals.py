@@ -61,8 +61,8 @@ def _check_metric(goal: schema.GoalConfig, is_script: bool) -> None:
                 remedy = f"the goal is {metric.name}: set goal.target=NUMBER and goal.{name}=null"
                 refuse(f"goal.{name}", target, remedy)
         if not is_script and metric.name not in COMPUTED:
-            known = f"the harness measures its own models in {' and '.join(COMPUTED)}"
-            refuse("goal.metric", metric.name, f"{known}: choose one of them; only a script can have another")
+            reason = f"the harness measures its own models in {' and '.join(COMPUTED)}"
+            refuse("goal.metric", metric.name, f"{reason}: choose one of them; only a script can have another")
     budgets = [name for name in BUDGETS if getattr(goal, name) is not None]
     if len(budgets) > 1:
         refuse(f"goal.{budgets[1]}", getattr(goal, budgets[1]), f"goal.{budgets[0]} is set too: keep one of them")

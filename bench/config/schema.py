@@ -79,8 +79,8 @@ class DataConfig:
         if self.shards is None:
             return None
         numbers: list[int] = []
-        for word in self.shards:
-            first, _, last = word.partition("-")
+        for text in self.shards:
+            first, _, last = text.partition("-")
             numbers += range(int(first), int(last or first) + 1)
         if not numbers or len(set(numbers)) < len(numbers):
             raise ValueError(f"data.shards=[{','.join(self.shards)}]: name at least one, none twice, ranges upwards")
@@ -122,8 +122,8 @@ class GoalConfig:
     @property
     def budget(self) -> dict[str, float]:
         """{"time_s", "tokens" or "flops": the budget}; {} without one."""
-        known = {"time_s": self.time_budget_s, "tokens": self.token_budget, "flops": self.flop_budget}
-        return {unit: amount for unit, amount in known.items() if amount is not None}
+        budgets = {"time_s": self.time_budget_s, "tokens": self.token_budget, "flops": self.flop_budget}
+        return {unit: amount for unit, amount in budgets.items() if amount is not None}
 
     @property
     def target_value(self) -> float | None:

@@ -39,7 +39,7 @@ Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
 ]
 ShardNumbers = Annotated[
-    str, Range(lambda word: re.fullmatch(r"\d{1,6}(-\d{1,6})?", word), "a number as 3, or numbers as 9-12")
+    str, Range(lambda text: re.fullmatch(r"\d{1,6}(-\d{1,6})?", text), "a number as 3, or numbers as 9-12")
 ]
 Name = Annotated[
     str,
@@ -73,11 +73,11 @@ def check_names(cls: typing.Any, values: dict[str, typing.Any], path: str = "") 
     names = [field.name for field in dataclasses.fields(_variant(cls, values, path))]
     for key in values:
         if key not in names:
-            what = f"unknown setting {path}{key}={values[key]}: "
+            problem = f"unknown setting {path}{key}={values[key]}: "
             if user_code.is_import_path(str(values.get("name"))):
                 example = "a yaml of its own sets these alone, as the one that ./run.sh init writes (docs/own.md)"
-                raise ValueError(f"{what}{path}name={values['name']} takes {', '.join(names)}; {example}")
-            raise ValueError(f"{what}{path.rstrip('.') or 'the config'} has {', '.join(names)}")
+                raise ValueError(f"{problem}{path}name={values['name']} takes {', '.join(names)}; {example}")
+            raise ValueError(f"{problem}{path.rstrip('.') or 'the config'} has {', '.join(names)}")
 
 
 def filled(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> dict[str, typing.Any]:
@@ -117,21 +117,21 @@ def leaves(values: dict[str, typing.Any], path: str = "") -> Iterator[tuple[str,
             yield path + key, value
 
 
-def fill_like(known: dict[str, typing.Any], where: str, settings: typing.Any) -> None:
+def fill_like(own: dict[str, typing.Any], where: str, settings: typing.Any) -> None:
     """Checks settings against a yaml's own values: no other keys or types. Adds missing ones in place."""
     if not isinstance(settings, dict):
-        raise ValueError(f"{where}={settings}: give KEY: VALUE of {', '.join(known) or 'no settings: it has none'}")
+        raise ValueError(f"{where}={settings}: give KEY: VALUE of {', '.join(own) or 'no settings: it has none'}")
     for key, value in settings.items():
-        if key not in known:
-            raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(known) or 'no settings'}")
-        kind = type(known[key])  # the type in the yaml; an int is accepted as a float, and a bool is not a number
+        if key not in own:
+            raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(own) or 'no settings'}")
+        kind = type(own[key])  # the type in the yaml; an int is accepted as a float, and a bool is not a number
         is_kind = type(value) is kind if bool in (type(value), kind) else isinstance(value, kind)
         is_whole = kind is float and type(value) is int
-        if known[key] is not None and value is not None and not is_kind and not is_whole:
+        if own[key] is not None and value is not None and not is_kind and not is_whole:
             raise ValueError(f"{where}.{key}={value!r}: use {KINDS.get(kind, GROUP)}")
         if key.endswith("_ms") and (value is None or value < 0):
             raise ValueError(f"{where}.{key}={value}: use a number of 0 or more")
-    settings |= {key: copy.deepcopy(value) for key, value in known.items() if key not in settings}
+    settings |= {key: copy.deepcopy(value) for key, value in own.items() if key not in settings}
 
 
 def variants(cls: typing.Any) -> list[str]:

@@ -87,12 +87,12 @@ def entries(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iter
     if not isinstance(listed, (list, tuple)) or not all(isinstance(window, dict) for window in listed):
         raise ValueError(f"{where}.windows={listed!r}: {example}")
     for number, differences in enumerate(listed):
-        here = f"{where}.windows[{number}]" if settings.get("windows") else where
+        place = f"{where}.windows[{number}]" if settings.get("windows") else where
         for key in differences:
             if key not in fields:
                 has = ", ".join(fields)
-                raise ValueError(f"unknown setting {here}.{key}={differences[key]!r}: a window has {has}")
-        yield here, {key: differences.get(key, settings[key]) for key in fields}
+                raise ValueError(f"unknown setting {place}.{key}={differences[key]!r}: a window has {has}")
+        yield place, {key: differences.get(key, settings[key]) for key in fields}
 
 
 def check(where: str, values: dict[str, Any]) -> None:
@@ -189,8 +189,8 @@ def steps_of_schedule(schedule: dict[str, Any]) -> dict[str, int]:
     unknown = [key for key in schedule if key not in SCHEDULE_FIELDS]
     missing = [key for key in ("wait", "warmup", "active") if key not in schedule]
     if unknown or missing:
-        what = f"unknown setting {unknown[0]}" if unknown else f"{missing[0]} is missing"
-        raise ValueError(f"{where}={schedule}: {what}: write it {example}")
+        problem = f"unknown setting {unknown[0]}" if unknown else f"{missing[0]} is missing"
+        raise ValueError(f"{where}={schedule}: {problem}: write it {example}")
     for key, number in schedule.items():
         least = int(key == "active")
         if type(number) is not int or number < least:
@@ -225,8 +225,8 @@ def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
         if every_steps is None and values["every_s"] is None and values["repeat"]:
             raise ValueError(f"{where}.repeat={values['repeat']}: no distance is set: give every_steps too")
         if every_steps is not None and every_steps < num_disturbed:
-            what = f"one cycle takes {num_disturbed} steps, warm-up included"
-            raise ValueError(f"{where}.every_steps={every_steps}: {what}: use every_steps={num_disturbed} or more")
+            problem = f"one cycle takes {num_disturbed} steps, warm-up included"
+            raise ValueError(f"{where}.every_steps={every_steps}: {problem}: use every_steps={num_disturbed} or more")
         activities = values["activities"] and tuple(values["activities"])
         options = Options(activities, **{flag: values[flag] for flag in FLAGS})
         same = {key: values[key] for key in ("name", *STEP_FIELDS, *CLOCK_FIELDS, "gzip", "max_mib")}
@@ -322,11 +322,11 @@ def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     """Returns the windows of the instrument memory_history in order: one, or those listed."""
     where = "instruments.memory_history"
     windows = []
-    for here, values in entries(where, settings, MEMORY_FIELDS):
-        check(here, values)
+    for place, values in entries(where, settings, MEMORY_FIELDS):
+        check(place, values)
         if values["name"].startswith(TAKEN_NAME) or "." in values["name"]:
             remedy = f"file names begin with it: no dot in it, and no {TAKEN_NAME} in front"
-            raise ValueError(f"{here}.name={values['name']}: {remedy}")
+            raise ValueError(f"{place}.name={values['name']}: {remedy}")
         windows.append(MemoryWindow(**values | {"ranks": ranks_of(values["ranks"])}))
     windows.sort(key=lambda window: window.first_step)
     for window, later in zip(windows, windows[1:]):

@@ -102,8 +102,8 @@ def streams(pull: PullRequest) -> Answer:
     if pull.statements is None:
         return READER, "the source of a side is not known, or keeps no clock of its own"
     patterns, (own, theirs) = pull.track.rules.data_names, pull.statements
-    known = {(line.definition, line.text) for line in theirs}
-    new = [line for line in own if (line.definition, line.text) not in known and _names_any(line, patterns)]
+    unchanged = {(line.definition, line.text) for line in theirs}
+    new = [line for line in own if (line.definition, line.text) not in unchanged and _names_any(line, patterns)]
     gone = {(line.definition, line.text) for line in theirs if _names_any(line, patterns)}
     gone -= {(line.definition, line.text) for line in own}
     if not new and not gone:
@@ -139,9 +139,9 @@ def _starts_nats(side: Side) -> list[float | None]:
 
 def systems_waiver(pull: PullRequest) -> Answer:
     """Checks, if rule 2 is not shown, whether the waiver for changes to systems alone could apply."""
-    word, _ = mean_loss(pull)
-    if word != NOT_SHOWN:
-        return (FAIL, "such losses are not waived") if word == FAIL else (PASS, "not needed")
+    mark, _ = mean_loss(pull)
+    if mark != NOT_SHOWN:
+        return (FAIL, "such losses are not waived") if mark == FAIL else (PASS, "not needed")
     loss, steps = (pull.compared or {}).get("val_loss") or {}, (pull.compared or {}).get("steps")
     if not loss.get("ci95") or not steps:
         return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"
@@ -210,8 +210,8 @@ def _other_baselines(pull: PullRequest) -> tuple[list[str], list[str]]:
         return [], []
     steps = pull.baseline.rows[0]["num_steps"]
     rivals = [(side.name, other["time"]) for side, other in pull.controls if side.rows[0]["num_steps"] == steps]
-    known = [(name, edges) for name, time in rivals if (edges := _edges_pct(time))]
-    return [name for name, edges in known if edges[0] > 0], [name for name, edges in known if edges[1] < 0]
+    intervals = [(name, edges) for name, time in rivals if (edges := _edges_pct(time))]
+    return [name for name, edges in intervals if edges[0] > 0], [name for name, edges in intervals if edges[1] < 0]
 
 
 def _edges_pct(time: Mapping[str, Any]) -> list[float] | None:
@@ -235,13 +235,13 @@ def loss_buffer(pull: PullRequest) -> Answer:
     mean = stats.mean(row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None)
     if goal is None:
         return PASS, "the track has no target"
-    left = f"{abs(goal - mean):.5f} nats {'below' if mean <= goal else 'ABOVE'} {goal:g}"
+    distance = f"{abs(goal - mean):.5f} nats {'below' if mean <= goal else 'ABOVE'} {goal:g}"
     if loss.get("change") is None:
-        return READER, f"{left}; what the baseline leaves is not known"
+        return READER, f"{distance}; what the baseline leaves is not known"
     spent, edges = loss["change"], loss["ci95"]
-    theirs = goal - loss["mean"][0]
-    left += f", the baseline {abs(theirs):.5f} {'below' if theirs >= 0 else 'ABOVE'}"
-    text = f"{left}: {'spends' if spent > 0 else 'gains'} {abs(spent):.5f}"
+    baseline_nats = goal - loss["mean"][0]
+    distance += f", the baseline {abs(baseline_nats):.5f} {'below' if baseline_nats >= 0 else 'ABOVE'}"
+    text = f"{distance}: {'spends' if spent > 0 else 'gains'} {abs(spent):.5f}"
     for side, other in pull.controls:
         time_pct, nats = other["time"]["change_pct"], other["val_loss"]["change"]
         if time_pct is not None and nats is not None:

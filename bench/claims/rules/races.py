@@ -16,7 +16,7 @@ from bench.record.rows import metric_of
 MAX_ONE_SIDED = 1  # most interrupted runs of an arm beyond those of another
 
 
-def _known(claim: Claim) -> list[tuple[ClaimedRace, State]]:
+def _with_state(claim: Claim) -> list[tuple[ClaimedRace, State]]:
     """Returns the races whose plan is known; the first rule fails for the others."""
     return [(race, race.state) for race in claim.races if race.state is not None]
 
@@ -31,40 +31,40 @@ def the_plan_was_made_first(claim: Claim) -> Judged:
     """The plan of each race is the one whose hash went into the ledger before its first run."""
     if faults := [race.fault for race in claim.races if race.fault is not None]:
         return False, faults[0]
-    for race, known in _known(claim):
-        if known.lines[0]["event"] != "plan":
+    for race, state in _with_state(claim):
+        if state.lines[0]["event"] != "plan":
             return False, f"{race.race_id}: a run was started before the plan"
-    return True, ", ".join(f"{race.race_id}: plan {plan.sha256(known.plan)[:12]}" for race, known in _known(claim))
+    return True, ", ".join(f"{race.race_id}: plan {plan.sha256(state.plan)[:12]}" for race, state in _with_state(claim))
 
 
 @_if_raced
 def the_runs_follow_the_plan(claim: Claim) -> Judged:
     """Runs were started in the planned order, one at a time, and all of them, or up to a planned look that decided."""
     evidence = []
-    for race, known in _known(claim):
-        if both := _overlapping(known.lines):
+    for race, state in _with_state(claim):
+        if both := _overlapping(state.lines):
             return False, f"{race.race_id}: {both[1]} was started before {both[0]} had ended"
-        starts = [line["race"]["position"] for line in known.lines if line["event"] == "start"]
+        starts = [line["race"]["position"] for line in state.lines if line["event"] == "start"]
         if starts != sorted(starts) or sorted(set(starts)) != list(range(len(set(starts)))):
             return False, f"{race.race_id}: the runs were not started in the planned order"
-        started = known.started()
+        started = state.started()
         fewest, most = min(started.values()), max(started.values())
-        if not known.has_ended or fewest != most or fewest not in known.plan["looks"]:
-            ended = "has ended" if known.has_ended else "has not ended"
-            return False, f"{race.race_id}: {started} runs, planned {known.plan['n']} an arm; it {ended}"
-        if (run := _not_fresh(claim, known)) is not None:
+        if not state.has_ended or fewest != most or fewest not in state.plan["looks"]:
+            ended = "has ended" if state.has_ended else "has not ended"
+            return False, f"{race.race_id}: {started} runs, planned {state.plan['n']} an arm; it {ended}"
+        if (run := _not_fresh(claim, state)) is not None:
             remedy = "leave the compilers' caches to the race"
             return False, f"{race.race_id}: {run} was to compile afresh and found compiled code: {remedy}"
         evidence.append(f"{race.race_id}: {fewest} runs of each arm")
     return True, ", ".join(evidence)
 
 
-def _not_fresh(claim: Claim, known: State) -> str | None:
+def _not_fresh(claim: Claim, state: State) -> str | None:
     """Returns a run that should have compiled afresh and found a warm cache, though it was not repeated, or None."""
     caches = {run.name: run.record["measured"].get("compile_cache") for run in claim.all_runs}
-    firsts = {(slot.arm, slot.compilation, slot.discarded): slot for slot in reversed(known.slots)}
+    firsts = {(slot.arm, slot.compilation, slot.discarded): slot for slot in reversed(state.slots)}
     runs = [slot.attempts[0][0] for slot in firsts.values() if len(slot.attempts) == 1]
-    is_asked = known.plan["compilations"] > 1
+    is_asked = state.plan["compilations"] > 1
     return next((run for run in runs if is_asked and caches.get(run) == "warm"), None)
 
 
@@ -83,14 +83,14 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
     if not track.fixed:
         return None, f"track {claim.track} fixes nothing"
     faults = []
-    for race, known in _known(claim):
-        beyond = target.laxer_than_track(claim.track, known.plan)
+    for race, state in _with_state(claim):
+        beyond = target.laxer_than_track(claim.track, state.plan)
         laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
-        if known.plan["n"] < track.repeats:
-            laxer.append(f"n {known.plan['n']}, the track's is {track.repeats}")
-        if known.plan["compilations"] < track.rules.compilations:
-            laxer.append(f"{known.plan['compilations']} compilations, the track's are {track.rules.compilations}")
-        if (on := known.plan["on"]) not in question.OF_TRACK[track.rules.judged]:
+        if state.plan["n"] < track.repeats:
+            laxer.append(f"n {state.plan['n']}, the track's is {track.repeats}")
+        if state.plan["compilations"] < track.rules.compilations:
+            laxer.append(f"{state.plan['compilations']} compilations, the track's are {track.rules.compilations}")
+        if (on := state.plan["on"]) not in question.OF_TRACK[track.rules.judged]:
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     metric = metric_of(claim.rows)
@@ -104,7 +104,7 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
 @_if_raced
 def there_was_no_unplanned_look(claim: Claim) -> Judged:
     """The interim state of a race was shown only when its plan had a look."""
-    looks = [(race.race_id, look) for race, known in _known(claim) for look in known.looks if not look["planned"]]
+    looks = [(race.race_id, look) for race, state in _with_state(claim) for look in state.looks if not look["planned"]]
     faults = [f"{race_id}: looked at {look['at']} after {look['started']} runs" for race_id, look in looks]
     return not faults, "; ".join(faults[:3]) or "only planned looks"
 
@@ -119,10 +119,10 @@ def few_runs_were_interrupted(claim: Claim) -> Judged:
     if limit is None:
         return True, "the track allows any number"
     num, one_sided = 0, []
-    for race, known in _known(claim):
-        arms = known.plan["arms"]
-        num += sum(len(known.interrupted(arm)) for arm in arms)
-        counts = {arm: len(known.interrupted(arm, warm_ups=False)) for arm in arms}
+    for race, state in _with_state(claim):
+        arms = state.plan["arms"]
+        num += sum(len(state.interrupted(arm)) for arm in arms)
+        counts = {arm: len(state.interrupted(arm, warm_ups=False)) for arm in arms}
         if max(counts.values()) - min(counts.values()) > MAX_ONE_SIDED:
             one_sided.append(f"{race.race_id}: {', '.join(f'{count} of {arm}' for arm, count in counts.items())}")
     evidence = f"{num} interrupted, {limit} allowed"
@@ -138,16 +138,16 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
     Where the track judges steps, it has fewer of them instead; where it judges its metric, a better one.
     """
     evidence = []
-    for race, known in _known(claim):
-        if race.arm == known.plan["baseline"]:
+    for race, state in _with_state(claim):
+        if race.arm == state.plan["baseline"]:
             continue
         reported = race_folder.verdicts_of(race.race_json or {}).get(race.arm)
         if reported is None:
             return False, f"{race.race_id}: race.json has no verdict for {race.arm}"
-        ends = [line for line in known.lines if line["event"] == "race_end"]
-        if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(known.folder / "race.json"):
+        ends = [line for line in state.lines if line["event"] == "race_end"]
+        if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(state.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
-        again = _verdict_again(claim, race, known, reported)
+        again = _verdict_again(claim, race, state, reported)
         sentence = wording.standalone_verdict(again)
         if again["verdict"] != reported["verdict"] or again["time"]["change_pct"] != reported["time"]["change_pct"]:
             in_race_json = wording.standalone_verdict(reported)
@@ -158,7 +158,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
             is_better = theirs is not None and ours is not None and ours < theirs
             sentence = f"{ours} steps, its baseline {theirs}"
             if claim.track_rules.rules.statistic == "z":
-                theirs, ours = _last_failing(claim, known), claim.decision["step"]
+                theirs, ours = _last_failing(claim, state), claim.decision["step"]
                 is_better = theirs is not None and ours is not None and ours <= theirs
                 sentence = f"it reaches the target at step {ours}; its baseline had not at step {theirs}"
             if effects.spends_more_outside(again["time"]):
@@ -167,27 +167,27 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
             return False, f"{race.race_id}: {sentence}"
         if clocks.MORE_BESIDE in again["flags"]:
             sentence = f"{sentence}; look at its code: {wording.FLAGS[clocks.MORE_BESIDE]}"
-        baseline = known.plan["baseline"]
-        evidence.append(f"{race.race_id}: {sentence}; {baseline} is {race_folder.about(known.plan['arms'])[baseline]}")
+        baseline = state.plan["baseline"]
+        evidence.append(f"{race.race_id}: {sentence}; {baseline} is {race_folder.about(state.plan['arms'])[baseline]}")
     return (True, "; ".join(evidence)) if evidence else (None, "it was not raced against another arm")
 
 
-def _last_failing(claim: Claim, known: State) -> int | None:
+def _last_failing(claim: Claim, state: State) -> int | None:
     """Returns the last step at which the baseline was validated and had not yet passed the z rule, or None.
 
     Its passing step would favour a candidate that is validated more often, by the steps in between.
     """
-    curves = [run.validations for run in claim.others if run.name in known.runs(known.plan["baseline"])]
+    curves = [run.validations for run in claim.others if run.name in state.runs(state.plan["baseline"])]
     goal = standard(claim.track).goal.target_value
     passing = None if goal is None else target.first_passing(curves, goal, claim.track_rules.rules.z_margin_nats)
     steps = [at.step for at in target.step_means(curves) if passing is None or at.step < passing.step]
     return max(steps, default=None) if goal is not None else None
 
 
-def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapping[str, Any]) -> Comparison:
+def _verdict_again(claim: Claim, race: ClaimedRace, state: State, reported: Mapping[str, Any]) -> Comparison:
     folders = {run.name: run.folder for run in claim.all_runs}
-    runs = {name: [folders[run] for run in known.runs(name) if run in folders] for name in known.plan["arms"]}
-    raced: Any = {"plan": known.plan, "race": race.race_id}
+    runs = {name: [folders[run] for run in state.runs(name) if run in folders] for name in state.plan["arms"]}
+    raced: Any = {"plan": state.plan, "race": race.race_id}
     arms = [selection.arm_from_folders(name, paths, in_race=(name, ""), **raced) for name, paths in runs.items()]
     kept = {"floor_pct": reported["time"]["floor_pct"], "earlier_weight": reported.get("earlier_weight", 1.0)}
     kept["not_as_recorded"] = ()  # every_record_matches_the_ledger() reports it

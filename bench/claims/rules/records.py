@@ -56,17 +56,17 @@ def every_run_was_reproduced(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
     from bench.plans.replay import replaying  # imports numpy, which only --replayed needs
 
-    made = []
+    judged = []
 
     def fault_of(run: Run) -> str | None:
         try:
-            made.append(replaying.recomputed(run.folder))
+            judged.append(replaying.recomputed(run.folder))
         except ValueError as error:
             return str(error)
-        return None if made[-1]["outcome"] in certificates.HOLDS else f"{made[-1]['outcome']}: {made[-1]['why']}"
+        return None if judged[-1]["outcome"] in certificates.HOLDS else f"{judged[-1]['outcome']}: {judged[-1]['why']}"
 
     faults = judge_each(claim.runs, fault_of, "")
-    times = [(again["outcome"], again["time"]) for again in made]
+    times = [(again["outcome"], again["time"]) for again in judged]
     outcomes = certificates.summarized(f"{outcome} (time {time['word']})" for outcome, time in times if time)
     return faults if not faults[0] else (True, f"recomputed from replays made here: {outcomes}")
 
@@ -150,23 +150,23 @@ def _faults_of_published(book: ledger.Ledger) -> list[str]:
         if (not is_live or first in joined) and heads & {line["sha256"] for line in lines}:
             continue
         facts: Mapping[str, Any] = missing[0]
-        what = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))
-        remedy = f"the first is {what}: restore them, or merge the two ledgers line by line"
+        description = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))
+        remedy = f"the first is {description}: restore them, or merge the two ledgers line by line"
         sentences.append(f"{where} has {len(missing)} lines that are missing from this ledger, {remedy}")
     return sentences
 
 
 def _copies() -> list[tuple[str, str]]:
     """Returns (name, text) of each published ledger, in results/published/ and in git's history, without duplicates."""
-    here = {}
+    published = {}
     for path in sorted(published_root().glob(f"*/{ledger.NAME}")):
         try:
-            here[plain_file.text(path, plain_file.MAX_LINES_BYTES)] = shown(path)
+            published[plain_file.text(path, plain_file.MAX_LINES_BYTES)] = shown(path)
         except Damaged:  # judging that publication reports it
             continue
     project = published_root().parent.parent
     before = _copies_in_history(project, git.ask(project, "for-each-ref", "--format=%(objectname)"))
-    return [(name, text) for text, name in ({text: name for name, text in before} | here).items()]
+    return [(name, text) for text, name in ({text: name for name, text in before} | published).items()]
 
 
 @functools.cache
@@ -187,14 +187,14 @@ def every_record_matches_the_ledger(claim: Claim) -> Judged:
     names = {line.get("sha256") for line in claim.ledger.lines}
 
     def fault_of(run: Run) -> str | None:
-        known = claim.ledger.runs.get(run.name)
-        if known is None:
+        entry = claim.ledger.runs.get(run.name)
+        if entry is None:
             return "it is not in the ledger"
         if run.record.get("ledger_sha256") not in names:
             return "the ledger's line of its start is not the one that the run names"
-        if known["end"] is None:
+        if entry["end"] is None:
             return "its end is not in the ledger"
-        if ledger.is_changed(run.folder, known["end"]):
+        if ledger.is_changed(run.folder, entry["end"]):
             return "run.json was changed after the run"
         if _segments(run.record) != [
             line["checkpoint_sha256"]
@@ -202,7 +202,7 @@ def every_record_matches_the_ledger(claim: Claim) -> Judged:
             if line["event"] == "resume" and line.get("run") == run.name
         ]:
             return "its segments are not those of the ledger"
-        return _times_fault(run.record, known["start"].get("at"), known["end"].get("at"))
+        return _times_fault(run.record, entry["start"].get("at"), entry["end"].get("at"))
 
     return judge_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
 

@@ -75,8 +75,8 @@ def check(claim: Claim, replayed: bool = False) -> list[Result]:
         if claim.is_of_logs and rule in NOT_IN_LOGS:
             rule = functools.wraps(rule)(lambda claim: (None, NOT_KNOWN))
         ((name, passed, evidence),) = verification.applied([rule], claim)
-        known = not (passed is None and evidence.startswith(NOT_KNOWN))
-        results.append({"rule": name, "passed": passed, "evidence": evidence, "known": known})
+        is_known = not (passed is None and evidence.startswith(NOT_KNOWN))
+        results.append({"rule": name, "passed": passed, "evidence": evidence, "known": is_known})
     return results
 
 

@@ -176,11 +176,11 @@ def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
     """Describes how the code of these runs differs from that of the claimed runs, as far as their folders show."""
     config, source = kind
     version = claim.ledger.runs[names[0]]["start"].get("identity_version", 1)
-    ours = next(run.record["code"] for run in claim.runs if run.record["config_id"] == config)
+    claimed = next(run.record["code"] for run in claim.runs if run.record["config_id"] == config)
     which = f"of the same config under code {str(source)[:12]}"
-    if version != code_state.identity_version(ours):
+    if version != code_state.identity_version(claimed):
         return f"{which} of identity version {version} (whether it is the same code is unknown)"
-    files = code_state.differing_files(ours, claim.code_of(source, names) or {"identity_version": version})
+    files = code_state.differing_files(claimed, claim.code_of(source, names) or {"identity_version": version})
     if not files:
         return f"{which} (no folder says which files differ)"
     return f"{which} (differing: {some(files, MAX_FILES)})"
@@ -192,10 +192,10 @@ def the_target_is_reached(claim: Claim) -> Judged:
     No run is below track.rules.implausible_val_loss; logs of other programs are not checked for that earlier.
     """
     least, losses = claim.track_rules.rules.implausible_val_loss, [row["val_loss"] for row in claim.rows]
-    known = [loss for loss in losses if loss is not None]
-    if least is not None and known and min(known) < least:
-        what = f"val_loss {min(known):.5f} is below {least:g}, which nothing trained on this track can reach"
-        return False, f"{what}: the targets leak into the validation"
+    measured = [loss for loss in losses if loss is not None]
+    if least is not None and measured and min(measured) < least:
+        reason = f"val_loss {min(measured):.5f} is below {least:g}, which nothing trained on this track can reach"
+        return False, f"{reason}: the targets leak into the validation"
     return claim.decision["passed"], claim.decision["words"]
 
 
@@ -351,7 +351,7 @@ def only_what_may_be_untimed_was_untimed(claim: Claim) -> Judged:
         protocol = run.record["timing_protocol"]
         if protocol["id"] != first:
             return f"timing protocol {protocol['id']}, the first run's is {first}"
-        not_allowed = [what for what in protocol["excluded"] if allowed is not None and what not in allowed]
+        not_allowed = [part for part in protocol["excluded"] if allowed is not None and part not in allowed]
         return f"{', '.join(not_allowed)} not timed" if not_allowed else None
 
     return judge_each(claim.all_runs, fault_of, f"protocol {first}")
