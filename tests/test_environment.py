@@ -458,7 +458,7 @@ def test_of_untracked_files_that_the_run_does_not_use_only_name_and_hash_are_rec
     assert state["dirty"] and state["untracked"] == used
     scratch = hashlib.sha256(b"").hexdigest()[:12]
     assert state["untracked_excluded"] == {f"bench/{'SECRET'}.py": scratch, "bench/scratch.py": scratch}
-    code_state.write(repo, repo / "results" / "code", known=state)
+    code_state.write(repo, repo / "results" / "code", facts=state)
     kept = repo / "results" / "code" / "untracked"
     assert {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()} == set(used)
 

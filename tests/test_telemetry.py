@@ -410,9 +410,9 @@ def test_a_counter_that_began_anew_or_is_missing_gives_no_energy():
 
 
 def test_a_process_of_another_namespace_is_the_runs_own():
-    assert num_foreign([10, 11], ours={10, 11, 12}) == 0
-    assert num_foreign([10, 99], ours={10}) == 1
-    assert num_foreign([99], ours={10}) == 0 and num_foreign([98, 99], ours={10}) == 1
+    assert num_foreign([10, 11], own_pids={10, 11, 12}) == 0
+    assert num_foreign([10, 99], own_pids={10}) == 1
+    assert num_foreign([99], own_pids={10}) == 0 and num_foreign([98, 99], own_pids={10}) == 1
 
 
 def test_metrics_of_energy_and_of_the_clock_by_hand():

@@ -33,18 +33,18 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
     prints_text = not (args.json or args.html or args.png or args.md is not None)
-    answers: Answers = {}
+    reports: Answers = {}
     for job, paths in traces.jobs(args.path):
         by_window = traces.analyses(paths, rules, args.include_last_step)
-        for title, answer in traces.titled(job, by_window).items():
-            answers[title] = answer
+        for title, report in traces.titled(job, by_window).items():
+            reports[title] = report
             if prints_text:
-                print(trace_text.document(answer, title).terminal())
+                print(trace_text.document(report, title).terminal())
         if (paths[0] / "run.json").is_file():
             _keep_in_run(paths[0], by_window)
     if args.json:
-        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
-    markdown = "\n".join(trace_text.document(answer, title).markdown() + "\n" for title, answer in answers.items())
+        print(json.dumps(reports if len(reports) > 1 else next(iter(reports.values())), indent=1))
+    markdown = "\n".join(trace_text.document(report, title).markdown() + "\n" for title, report in reports.items())
     written = []
     if args.md:
         atomic.write_out(user_path(args.md), markdown)
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     if args.html or args.png:
         from bench.report import png, trace_page
 
-        page = trace_page.document(answers)
+        page = trace_page.document(reports)
         if args.html:
             atomic.write_out(user_path(args.html), page.html())
             written.append(user_path(args.html))
@@ -68,19 +68,19 @@ def main(argv: list[str]) -> int:
 def _keep_in_run(run: Path, by_window: Mapping[str | None, dict[str, Any]]) -> None:
     """Writes the first window's analysis into the run's folder and, if there are several, each into windows/NAME."""
     _keep(run, run.name, next(iter(by_window.values())))
-    for name, answer in by_window.items() if len(by_window) > 1 else ():
+    for name, report in by_window.items() if len(by_window) > 1 else ():
         if name and config_windows.NAME.fullmatch(name):  # a trace's name may be anything
-            _keep(run, f"{run.name}, window {name}", answer, "windows", name)
+            _keep(run, f"{run.name}, window {name}", report, "windows", name)
 
 
-def _keep(run: Path, title: str, answer: dict[str, Any], *names: str) -> None:
+def _keep(run: Path, title: str, report: dict[str, Any], *names: str) -> None:
     """Writes an analysis beside a run's record, for its report, or into the folder of these names in it."""
     try:
         folder = atomic.inner_folder(run, *names)
-        atomic.write_json(folder / "analysis.json", answer)
+        atomic.write_json(folder / "analysis.json", report)
         summary = folder / "summary.md"
         if not summary.exists() or plain_file.text(summary).startswith("# Trace analysis"):
-            atomic.write_text(summary, trace_text.document(answer, title).markdown() + "\n")
+            atomic.write_text(summary, trace_text.document(report, title).markdown() + "\n")
         print(f"analyze: wrote {shown(folder / 'analysis.json')}", file=sys.stderr)
     except (OSError, Damaged) as error:
         why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error

@@ -62,9 +62,9 @@ class Parser(argparse.ArgumentParser):
             raise ValueError(self._unknown(unknown))
         choice = CHOICE.fullmatch(message)
         if choice:
-            what, value, names = choice.groups()
+            option, value, names = choice.groups()
             names = [name.strip(" '\"") for name in names.split(",")]
-            raise ValueError(f"{what} {value}: {did_you_mean(value, names)}choose from {', '.join(names)}")
+            raise ValueError(f"{option} {value}: {did_you_mean(value, names)}choose from {', '.join(names)}")
         if message.startswith(UNKNOWN):
             raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
         if "ignored explicit argument" in message:  # argparse reads -model=gpt2 as -m
@@ -109,4 +109,4 @@ def count_up(done: int, total: int, unit: str) -> None:
 def _is_setting(key: str) -> bool:
     from bench.config import meanings  # not loaded for --help
 
-    return key in groups.GROUPS or any(known == key or known.endswith(f".{key}") for known in meanings.settings())
+    return key in groups.GROUPS or any(setting == key or setting.endswith(f".{key}") for setting in meanings.settings())

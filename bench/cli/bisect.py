@@ -29,13 +29,13 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
     with console.output(args.quiet, args.json):
         try:
-            answer = _Search(args).run()
+            outcome = _Search(args).run()
         except Interrupted as error:
             say("bisect", f"{error}; the next search starts from the beginning", always=True)
             return 1
     if args.json:
-        print(json.dumps(answer, indent=1))
-    return 0 if len(answer["commits"]) == 1 else 1
+        print(json.dumps(outcome, indent=1))
+    return 0 if len(outcome["commits"]) == 1 else 1
 
 
 class _Search:
@@ -84,31 +84,31 @@ class _Search:
         return self._change(before, commit, self._n)
 
     def _ask(self, commit: str) -> str:
-        known = self._known(commit)
-        if known:
-            say("bisect", f"{commit[:12]} {known}: it trains by the code and settings of {known.upper()}", always=True)
-            return known
+        same = self._known(commit)
+        if same:
+            say("bisect", f"{commit[:12]} {same}: it trains by the code and settings of {same.upper()}", always=True)
+            return same
         for n in (self._n, 2 * self._n):
             try:
                 change = self._change(self._good, commit, n)
             except ValueError as error:
                 say("bisect", f"{commit[:12]} skipped: {error}", always=True)
                 return bisect.UNDECIDED
-            answer = bisect.answer(change, self._threshold)
-            if answer != bisect.UNDECIDED:
+            mark = bisect.answer(change, self._threshold)
+            if mark != bisect.UNDECIDED:
                 break
-        word = "skipped, undecided" if answer == bisect.UNDECIDED else answer
+        text = "skipped, undecided" if mark == bisect.UNDECIDED else mark
         subject = bisect.subject(self._repo, commit)
-        say("bisect", f"{commit[:12]} {word}: {change or 'cannot be compared'}  {subject}", always=True)
-        return answer
+        say("bisect", f"{commit[:12]} {text}: {change or 'cannot be compared'}  {subject}", always=True)
+        return mark
 
     def _known(self, commit: str) -> str | None:
         """Returns GOOD or BAD if the commit trains by the same code and settings; None if not, or if unknown."""
         with contextlib.suppress(ValueError):
             own = self._identity(commit)
-            for word, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad)):
+            for mark, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad)):
                 if own == self._identity(other):
-                    return word
+                    return mark
         return None
 
     def _identity(self, commit: str) -> tuple[str, str]:

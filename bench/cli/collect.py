@@ -23,16 +23,16 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     into = Path(user_path(args.into)) if args.into else results_root()
     num_refused = 0
-    for word in args.places:
+    for place in args.places:
         try:
-            collected = collecting.collect(Place(word), into, args.without)
+            collected = collecting.collect(Place(place), into, args.without)
         except ValueError as error:
             print(f"collect: {escape.line(str(error))}", file=sys.stderr)
             num_refused += 1
             continue
-        say("collect", f"{word}: {collected}")
+        say("collect", f"{place}: {collected}")
         for sentence in collected.refused:
-            say("refused", escape.line(f"{word}: {sentence}"), always=True)
+            say("refused", escape.line(f"{place}: {sentence}"), always=True)
         num_refused += len(collected.refused)
     return 1 if num_refused else 0
 

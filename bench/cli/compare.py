@@ -83,17 +83,17 @@ def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in compared["flags"]
         is_shown = verdict == "worse"
         margin = "" if is_shown else f" by {loss['margin']:g} {metric.unit}".rstrip()
-        what = f"a {way} of {b}'s {metric.name}{margin}"
+        condition = f"a {way} of {b}'s {metric.name}{margin}"
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
         verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(time)
         edges = wording.interval([low, high], 2, " %")
         is_open = high > limit_pct or "not-at-a-planned-look" in compared["flags"]
         is_shown = verdict == "slower" and low > limit_pct
-        what = f"a slowdown of {b} by more than {limit_pct:g} %"
+        condition = f"a slowdown of {b} by more than {limit_pct:g} %"
     end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
     failed = is_shown if shown else is_open
-    return f"{what} is {'shown' if is_shown else 'not excluded'} ({end})" if failed else None
+    return f"{condition} is {'shown' if is_shown else 'not excluded'} ({end})" if failed else None
 
 
 def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
@@ -109,18 +109,18 @@ def conditions(options: Sequence[str], fail_if: str | None = None) -> list[Condi
     """Returns the conditions of --fail-on options, each with one or several. Raises ValueError for an unknown one."""
     if fail_if and not options:
         raise ValueError(f"--fail-if {fail_if}: it needs a condition: add --fail-on slower:0.5%")
-    return [_condition(word) for option in options for word in option.split(",")]
+    return [_condition(text) for option in options for text in option.split(",")]
 
 
-def _condition(word: str) -> Condition:
+def _condition(text: str) -> Condition:
     """Returns (kind, per cent or None) of slower:0.5%, slower, loss or another verdict."""
-    kind, colon, limit = word.partition(":")
+    kind, colon, limit = text.partition(":")
     try:
         pct = float(limit.rstrip("% ")) if colon else None
     except ValueError:
         pct = -1.0
     if kind not in FAILURES or (pct or 0.0) < 0 or (colon and kind != "slower"):
-        raise ValueError(f"--fail-on {word}: use slower:0.5%, or one of {', '.join(FAILURES)}")
+        raise ValueError(f"--fail-on {text}: use slower:0.5%, or one of {', '.join(FAILURES)}")
     return kind, pct
 
 

@@ -18,8 +18,8 @@ from bench.record.exporters import dashboards
 class Names(tuple[str, ...]):
     """The values of --to: names of dashboards, separated by commas."""
 
-    def __contains__(self, word: object) -> bool:
-        return set(str(word).split(",")) <= {*self}
+    def __contains__(self, value: object) -> bool:
+        return set(str(value).split(",")) <= {*self}
 
 
 def main(argv: list[str]) -> int:
@@ -42,8 +42,8 @@ def main(argv: list[str]) -> int:
             error = f"{type(failed).__name__}: {failed}"
         exports.append({"run_id": exported.run["run_id"], "exporter": name, "error": error, "facts": facts})
         if not args.json:
-            what = ", ".join(f"{key} {value}" for key, value in (facts or {}).items())
-            outcome = f"no export to {name}: {error}" if error else f"{name}: {what}"
+            details = ", ".join(f"{key} {value}" for key, value in (facts or {}).items())
+            outcome = f"no export to {name}: {error}" if error else f"{name}: {details}"
             print(f"{exported.run['run_id']}: {outcome}", flush=True)
     if args.json:
         print(json.dumps(exports, indent=1))

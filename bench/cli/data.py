@@ -34,33 +34,33 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     names = [word for word in args.arguments if not word.startswith("data.")]
     overrides = [word for word in args.arguments if word.startswith("data.")]
-    known = groups.choices("data")
+    choices = groups.choices("data")
     try:
         if args.verb == "show" and not names:
             if overrides:
-                raise ValueError(f"show {' '.join(overrides)}: name the data as well, one of {', '.join(known)}")
-            answer: Any = [_listed(name) for name in known]
-            text = text_table.render((), map(_row, answer))
+                raise ValueError(f"show {' '.join(overrides)}: name the data as well, one of {', '.join(choices)}")
+            output: Any = [_listed(name) for name in choices]
+            text = text_table.render((), map(_row, output))
         elif args.verb == "show":
-            answer = [_shown(name, overrides) for name in names]
-            text = "\n\n".join(map(_lines, answer))
+            output = [_shown(name, overrides) for name in names]
+            text = "\n\n".join(map(_lines, output))
         elif len(names) != 1:
-            raise ValueError(f"{' '.join([args.verb, *names])}: name one of {', '.join(known)}")
+            raise ValueError(f"{' '.join([args.verb, *names])}: name one of {', '.join(choices)}")
         else:
-            answer = _got(names[0], overrides, args.verb == "fetch")
-            text = _lines(answer)
+            output = _got(names[0], overrides, args.verb == "fetch")
+            text = _lines(output)
     except ValueError as error:
         print(f"data: {error}", file=sys.stderr)
         return 1 if isinstance(error, shards.CheckFailed) else 2
-    print(json.dumps(answer, indent=1) if args.json else text)
+    print(json.dumps(output, indent=1) if args.json else text)
     return 0
 
 
 def data_config(name: str, overrides: Sequence[str] = ()) -> schema.DataConfig:
     """Returns the DataConfig of conf/data/NAME.yaml and data.KEY=VALUE. A track's settings would change no file."""
     if name not in groups.choices("data"):
-        what = "a file, and not a .bin of tokens" if user_path(name).is_file() else "unknown data"
-        raise ValueError(f"{name}: {what}; choose from {', '.join(groups.choices('data'))}, or show a .bin file")
+        problem = "a file, and not a .bin of tokens" if user_path(name).is_file() else "unknown data"
+        raise ValueError(f"{name}: {problem}; choose from {', '.join(groups.choices('data'))}, or show a .bin file")
     values = yaml.safe_load(groups.path_of("data", name).read_text())
     for override in overrides:
         key, equals, value = override.removeprefix("data.").partition("=")

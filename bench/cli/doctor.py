@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     checks = [*preflight.checks(hardware, 0, env, results_root()), preflight.git(code_state.git_failure(), REPO)]
     if hardware.device == "cuda" or env["nvml"] is None:
         checks.insert(0, driver(env, gpus.torch_fault()))
-    show = (lambda some: None) if args.json else (lambda some: print(preflight.report(some, WIDTH), flush=True))
+    show = (lambda shown: None) if args.json else (lambda shown: print(preflight.report(shown, WIDTH), flush=True))
     show(checks)
     if not args.quick:
         probed = probe.probe(hardware)
@@ -72,8 +72,8 @@ def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool
     path = kept.write(measured)
     changes, slow = judged.changes(measured, earlier), judged.slower_than_peers(measured)
     if as_json:
-        answer = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
-        print(json.dumps(answer, indent=1))
+        output = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
+        print(json.dumps(output, indent=1))
     else:
         print(judged.as_text(measured, path, changes, slow))
     return 0
@@ -82,17 +82,17 @@ def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool
 def rehearsal(names: list[str], overrides: list[str], gpu: str, num_layers: int, as_json: bool) -> int:
     """Compiles these models, or all, for a GPU. Returns 0 if each compiles as a run needs it, 1 if one does not."""
     requested = {name: rehearse.overrides_of(name) for name in names or rehearse.choices()}
-    answers, checks = {}, []
+    rehearsals, checks = {}, []
     for name, own in requested.items():
-        answers[name] = rehearse.rehearse([*own, *overrides], gpu, num_layers)
-        rows = rehearse.judge(name, answers[name])
+        rehearsals[name] = rehearse.rehearse([*own, *overrides], gpu, num_layers)
+        rows = rehearse.judge(name, rehearsals[name])
         checks += rows
         if not as_json:
             print(preflight.report(rows, WIDTH), flush=True)
     failed = sorted({check.name for check in checks if check.status == "fail"})
     if as_json:
         rows_as_json = [vars(check) for check in checks]
-        print(json.dumps({"fit": not failed, "checks": rows_as_json, "rehearsals": answers}, indent=1))
+        print(json.dumps({"fit": not failed, "checks": rows_as_json, "rehearsals": rehearsals}, indent=1))
     else:
         print(f"{len(requested) - len(failed)} of {len(requested)} compile for {gpu.upper()} as they are")
         print(rehearse.NOT_FOUND)

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 explained, 2 usage error, or nothing that could be explained."""
     args = _parser().parse_args(argv)
     rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
-    answer = traces.explain(
+    account = traces.explain(
         *args.path,
         rules=rules,
         include_last_step=args.include_last_step,
@@ -30,10 +30,10 @@ def main(argv: list[str]) -> int:
     )
     if args.html:
         path = user_path(args.html)
-        atomic.write_out(path, answer.to_html(), "--html")
+        atomic.write_out(path, account.to_html(), "--html")
         print(f"wrote {shown(path)}")
     else:
-        print(answer.to_json() if args.json else answer)
+        print(account.to_json() if args.json else account)
     return 0
 
 

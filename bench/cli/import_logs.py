@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] not in dialects.NAMES and Path(argv[0]).exists():
         raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(dialects.NAMES)} {argv[0]}")
     args = _parser().parse_args(argv)
-    files = dialects.files_of([user_path(word) for word in args.path])
+    files = dialects.files_of([user_path(pattern) for pattern in args.path])
     summary = dict.fromkeys(COUNTS, 0)
     report: Report = {kind: [] for kind in REPORTED}
     seen, num_written = set(), 0  # sha256 of the files so far

@@ -52,9 +52,9 @@ def _judged(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _text(verdict: dict[str, Any]) -> str:
-    what = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
-    word = text_table.coloured({True: "accepted", False: "refused", None: "not refused"}[verdict["accepted"]])
-    return verify.checked(what, verdict["rules"], "judge", f"{word}: ")
+    subject = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
+    label = text_table.coloured({True: "accepted", False: "refused", None: "not refused"}[verdict["accepted"]])
+    return verify.checked(subject, verdict["rules"], "judge", f"{label}: ")
 
 
 def _parser() -> arguments.Parser:

@@ -40,15 +40,15 @@ def main(argv: list[str]) -> int:
         if folder is None:
             return 1
         stairs = staircase.from_race(folder)
-        answer = page.document(folder, stairs)
-        atomic.write_text(folder / page.NAME, answer.html())
+        report = page.document(folder, stairs)
+        atomic.write_text(folder / page.NAME, report.html())
         say("page", shown(folder / page.NAME))
         say("race", shown(folder))
     if args.csv:
         rows = page.csv_rows(stairs)
         table_text.print_csv(rows, list(rows[0]))
     else:
-        print(answer.json() if args.json else answer.terminal())
+        print(report.json() if args.json else report.terminal())
     return 0
 
 

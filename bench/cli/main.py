@@ -183,7 +183,7 @@ def _help_of_verbs() -> Iterator[str]:
     for purpose, verbs in GROUPS.items():
         yield f"{purpose}:"
         checkout = {} if paths.INSTALLED or purpose != "set up" else CHECKOUT_VERBS
-        yield from (f"  {verb:<11} {what}" for verb, what in (verbs | checkout).items())
+        yield from (f"  {verb:<11} {summary}" for verb, summary in (verbs | checkout).items())
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:

@@ -18,32 +18,32 @@ from bench.record import named
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 usage error."""
     args = _parser().parse_args(argv)
-    paths = [path for word in args.snapshot for path in _snapshots(word)]
+    paths = [path for name in args.snapshot for path in _snapshots(name)]
     if args.out and len(paths) > 1:
         raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")
     if args.out and args.json:
         raise ValueError(f"--out {args.out} with --json: JSON is printed, not written: omit one of the two")
     summaries = []
     for path in paths:
-        answer = page.document_of_file(path)
+        snapshot = page.document_of_file(path)
         out = user_path(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
-            atomic.write_out(out, answer.html())
-            print(f"{shown(out)}\n{answer.terminal()}")
-        summaries.append({"snapshot": shown(path), **answer.data})
+            atomic.write_out(out, snapshot.html())
+            print(f"{shown(out)}\n{snapshot.terminal()}")
+        summaries.append({"snapshot": shown(path), **snapshot.data})
     if args.json:
         print(json.dumps(summaries, indent=1))
     return 0
 
 
-def _snapshots(word: str) -> list[Path]:
+def _snapshots(name: str) -> list[Path]:
     """Returns the paths of a file's, or of runs' or folders' snapshots."""
     paths = []
-    for path in named.find([word])[0].holders:
+    for path in named.find([name])[0].holders:
         paths += [path] if path.is_file() else pickles.in_folder(path)
     if not paths:
         remedy = "record one with instruments=[regions,memory_history], on a GPU"
-        raise ValueError(f"{word}: it holds no memory snapshot; {remedy}")
+        raise ValueError(f"{name}: it holds no memory snapshot; {remedy}")
     return paths
 
 

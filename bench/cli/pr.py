@@ -61,8 +61,8 @@ def main(argv: list[str]) -> int:
     if args.rerun:
         given = {word.partition("=")[0] for word in settings}
         overrides = _written(pull, user_path(args.rerun), folder) + (settings or [f"n={pull.track.repeats}"])
-        ours = {"track": pull.candidate.logs[0].record["track"], "script.sandbox": "true"}
-        overrides += [f"{key}={value}" for key, value in ours.items() if key not in given]
+        defaults = {"track": pull.candidate.logs[0].record["track"], "script.sandbox": "true"}
+        overrides += [f"{key}={value}" for key, value in defaults.items() if key not in given]
         if pull.choice:
             print(pull.choice, file=sys.stderr)
         print(shlex.join(["./run.sh", "race", *overrides]))
@@ -88,14 +88,14 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     names = {tuple(log.sources) for log in logs if log.sources}
     own_keys = {modded_nanogpt.code_key({name: own.get(name, "") for name in file_names}) for file_names in names}
     earlier = list(_earlier(folder))
-    known = {key: record.name for record, files in reversed(earlier) for key in [modded_nanogpt.code_key(files)]}
+    known_names = {key: record.name for record, files in reversed(earlier) for key in [modded_nanogpt.code_key(files)]}
     rules = standard.track.rules
 
     def wants(row: Row) -> bool:
         return rules.gpu is None or row["device"] == f"{rules.num_gpus or 1} x {rules.gpu}"
 
     candidate, bases, others, choice = pull_request.sides_of(
-        logs, known, own_keys, wants, args.candidate or "", args.baseline or ""
+        logs, known_names, own_keys, wants, args.candidate or "", args.baseline or ""
     )
     pull = PullRequest(
         name, standard.track, candidate, bases[0] if bases else None, bool(bases), others, num_incomplete, len(earlier)

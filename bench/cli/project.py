@@ -16,15 +16,15 @@ from bench.cli import arguments
 def main(argv: list[str]) -> int:
     """Exit codes: 0 projected, 2 usage error, or nothing that could be projected."""
     args = _parser().parse_args(argv)
-    answer: Answer
+    projection: Answer
     if args.errors:
         if args.path or args.gpus is not None:
             raise ValueError("--errors: shows all pairs, and takes no run, trace or --gpus: remove the rest")
-        answer = Answer(document.table_of_errors())
+        projection = Answer(document.table_of_errors())
     else:
         if not args.path or args.gpus is None:
             raise ValueError("name a run or traces, and --gpus N: the number of GPUs to project to")
-        answer = projecting.project(
+        projection = projecting.project(
             *args.path,
             gpus=args.gpus,
             nodes=args.nodes,
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
             scaling=args.scaling,
             usd_per_gpu_hour=args.usd_per_gpu_hour,
         )
-    print(answer.to_json() if args.json else answer.to_markdown() if args.md else answer)
+    print(projection.to_json() if args.json else projection.to_markdown() if args.md else projection)
     return 0
 
 

@@ -95,11 +95,11 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
     from bench.report import race_page, verdicts
 
     hint = f"./run.sh compare {race['race_id']} --why"
-    answer = race_page.document_of(race, options=verdicts.Options(hint=hint))
+    report = race_page.document_of(race, options=verdicts.Options(hint=hint))
     if args.quiet and not args.md:
-        print("\n".join(verdict.text(False) for verdict in answer.verdicts))
+        print("\n".join(verdict.text(False) for verdict in report.verdicts))
         return
-    print("\n" + (answer.markdown() if args.md else answer.terminal()))
+    print("\n" + (report.markdown() if args.md else report.terminal()))
     console.say("race", shown(folder))
 
 
@@ -164,12 +164,12 @@ def _with_ranges(words: list[str]) -> list[str]:
     return [word for commits in expanded for word in commits]
 
 
-def _chosen(results: Path, word: str) -> Path:
+def _chosen(results: Path, name: str) -> Path:
     """Returns the race that --resume, --look or --abandon names, or the latest that has not ended."""
-    if word:
-        folder = named.find([word])[0].race or results
+    if name:
+        folder = named.find([name])[0].race or results
         if not (folder / "plan.json").is_file() or folder.resolve().parent.parent != results.resolve():
-            raise ValueError(f"{word}: is not a race of {results}: ./run.sh race A=... B=... begins one")
+            raise ValueError(f"{name}: is not a race of {results}: ./run.sh race A=... B=... begins one")
     else:
         unfinished = state.unfinished(results)
         if not unfinished:

@@ -191,9 +191,9 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
         "budget_left_s": left_s,
     }
     if args.json:
-        answers = [deciding.answer(search, submission) for submission in chosen]
-        answer = answers[0] if args.action == "submit" else state | {"submissions": answers}
-        print(json.dumps(answer, indent=1), file=args.out)
+        submissions = [deciding.answer(search, submission) for submission in chosen]
+        output = submissions[0] if args.action == "submit" else state | {"submissions": submissions}
+        print(json.dumps(output, indent=1), file=args.out)
         return
     kept = f"{len(search.kept)} kept of {len(search.submissions)}, {len(search.open)} open"
     kept = kept if search.submissions else "nothing has been submitted yet"

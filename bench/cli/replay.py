@@ -40,29 +40,29 @@ SHOWN_FIELDS = 8
 def main(argv: list[str]) -> int:
     """Exit codes: 0 reproduced, 1 not reproduced, 2 usage error, undecided, or nothing could be run again."""
     args = _parser().parse_args(argv)
-    answers = []
+    certified = []
     with console.output(as_json=args.json):
         folders = _folders(args)
         try:
             for number, folder in enumerate(folders, 1):
                 if len(folders) > 1:
                     say("replay", f"record {number} of {len(folders)}: {folder.name}")
-                answers.append(_of(folder, args))
+                certified.append(_of(folder, args))
         except Interrupted as error:
             say("replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
             return 1
-        made = [answer for answer in answers if answer is not None]
-        if len(folders) > 1 and made:
-            numbers = Counter(answer["outcome"] for answer in made)
-            counts = ", ".join(f"{number} {word}" for word, number in numbers.items())
-            say("replay", f"{counted(len(made), 'record')}: {counts}")
+        replayed = [certificate for certificate in certified if certificate is not None]
+        if len(folders) > 1 and replayed:
+            numbers = Counter(certificate["outcome"] for certificate in replayed)
+            counts = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items())
+            say("replay", f"{counted(len(replayed), 'record')}: {counts}")
     if args.json:
-        print(json.dumps(made, indent=1))
+        print(json.dumps(replayed, indent=1))
     if args.check:
-        return 0 if all(answer is None for answer in answers) else 2
-    if any(answer["outcome"] == outcomes.DIFFERS for answer in made):
+        return 0 if all(certificate is None for certificate in certified) else 2
+    if any(certificate["outcome"] == outcomes.DIFFERS for certificate in replayed):
         return 1
-    return 0 if any(answer["outcome"] in certificates.HOLDS for answer in made) else 2
+    return 0 if any(certificate["outcome"] in certificates.HOLDS for certificate in replayed) else 2
 
 
 def _folders(args: argparse.Namespace) -> list[Path]:
@@ -70,7 +70,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
         raise ValueError(f"--times {args.times}: an interval needs at least 2 runs with fresh seeds")
     if not args.all:
         return named.runs(args.runs)
-    folders = [folder for word in args.runs for folder in run_folder.find_runs([Path(word)])]
+    folders = [folder for name in args.runs for folder in run_folder.find_runs([Path(name)])]
     kept = []
     for folder in folders:
         with contextlib.suppress(ValueError):
@@ -97,14 +97,14 @@ def _of(folder: Path, args: argparse.Namespace) -> certificates.Certificate | No
         missing = [check for check in checks if check.status == "fail"]
         return certificate.impossible(record, missing[0].found) if missing else None
     options = replaying.Options(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet, args.trust)
-    made = replaying.replay(record, checks, options, say)
-    word = made["outcome"]
-    is_coloured = word in COLOURED and text_table.is_terminal()
-    say("replay", f"{text_table.coloured(word) if is_coloured else word.upper()}: {made['why']}")
-    if time := made["time"]:
+    replayed = replaying.replay(record, checks, options, say)
+    outcome = replayed["outcome"]
+    is_coloured = outcome in COLOURED and text_table.is_terminal()
+    say("replay", f"{text_table.coloured(outcome) if is_coloured else outcome.upper()}: {replayed['why']}")
+    if time := replayed["time"]:
         say("time", f"{time['word']}: {time['why']}")
     say("wrote", "no certificate" if replaying.is_refused(checks) else shown(folder / certificates.FILE))
-    return made
+    return replayed
 
 
 def _parser() -> arguments.Parser:

@@ -34,11 +34,11 @@ MAX_UNASKED = 500  # runs of a folder that may not be a results folder; more nee
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 usage error."""
     args = _parser().parse_args(argv)
-    made = _made(args)
+    files = _made(args)
     if args.json:
-        print(json.dumps(made, indent=1))
+        print(json.dumps(files, indent=1))
     else:
-        for path in made.get("pictures") or made.values():
+        for path in files.get("pictures") or files.values():
             print(shown(path))
     return 0
 
@@ -70,12 +70,12 @@ def _curves(args: argparse.Namespace) -> Made:
     names = args.names or [str(results_root())]
     arms = selection.arm_from_each(names, lambda message: named.report_excluded("report", message))
     path = user_path(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
-    made = _pictures(curves.charts_of_arms(arms), path) if args.png else {"page": os.path.abspath(path)}
+    files = _pictures(curves.charts_of_arms(arms), path) if args.png else {"page": os.path.abspath(path)}
     if not args.png:
         atomic.write_out(path, curves.html(arms, path))
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("report", f"the steps of a run: {message}")
-    return made
+    return files
 
 
 def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ()) -> Made:
@@ -95,8 +95,8 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
     if args.png:
         out = user_path(args.out) if args.out else atomic.inner_folder(folder, "plots")
         with reading_record(folder):
-            answer = module.document(folder)
-        return _pictures(answer.charts, out, answer.drawings)
+            document = module.document(folder)
+        return _pictures(document.charts, out, document.drawings)
     path = user_path(args.out) if args.out else folder / module.NAME
     if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)

@@ -61,12 +61,12 @@ def main(argv: list[str]) -> int:
 
             runs = sweeping.go(args, argv)
         else:
-            answer = _run(args, argv, started_by)
-            if isinstance(answer, int):  # another node has the record
-                return answer
-            runs = [answer]
+            ended = _run(args, argv, started_by)
+            if isinstance(ended, int):  # another node has the record
+                return ended
+            runs = [ended]
     if args.json:
-        print(json.dumps(runs if args.multirun else answer, indent=1))
+        print(json.dumps(runs if args.multirun else ended, indent=1))
     return 0 if all(run["status"] in ENDED_WELL for run in runs) else 1
 
 

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
             print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": None}, indent=1))
         return 0 if runs[0]["status"] in ("complete", "stopped") else 1
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
-    answer: dict[str, Any] | None = None
+    verdict: dict[str, Any] | None = None
     judged = ""
     if len(runs) == job.config.track.repeats and runs[-1]["status"] not in ("aborted", "preempted"):
         losses_ids = [step_files.losses_id_of(run["folder"]) for run in runs]
@@ -54,18 +54,18 @@ def main(argv: list[str]) -> int:
         name = job.config.goal.of.name
         curves = lambda: [step_files.validations(run["folder"], name) for run in runs]  # noqa: E731
         decision = target.decide_by(job.config.track, rows, curves, losses_ids)
-        answer = {**decision, "num_ever_started": num_ever_started}
+        verdict = {**decision, "num_ever_started": num_ever_started}
     if args.json:
-        print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
-    elif answer:
+        print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": verdict}, indent=1))
+    elif verdict:
         if not args.quiet:
             print("\n" + table_text.runs_table(rows))
-        say("verdict", answer["words"])
+        say("verdict", verdict["words"])
         if job.deviations:
             say("verdict", f"open division: not eligible on track {job.config.track.name}")
-        if judged and answer["passed"] is not None:  # without a target nothing is claimed
+        if judged and verdict["passed"] is not None:  # without a target nothing is claimed
             say("judge", judged)
-    return 1 if answer is None or answer["passed"] is False else 0
+    return 1 if verdict is None or verdict["passed"] is False else 0
 
 
 def check(argv: list[str]) -> None:

@@ -20,11 +20,11 @@ def main(argv: list[str]) -> int:
     if not args.words and not args.schema:
         raise ValueError('give a query in quotes, "SELECT run_id, val_loss FROM runs", or --schema for the columns')
     query, *names = [SCHEMA, *args.words] if args.schema else args.words
-    answer = queries.sql(query, *names)
+    table = queries.sql(query, *names)
     if args.csv:
-        answer.print_csv()
+        table.print_csv()
     else:
-        print(answer.to_json() if args.json else answer.to_markdown() if args.md else answer)
+        print(table.to_json() if args.json else table.to_markdown() if args.md else table)
     return 0
 
 

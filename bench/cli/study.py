@@ -42,8 +42,8 @@ def main(argv: list[str]) -> int:
         return 1
     from bench.report import study_page
 
-    answer = study_page.write(folder)
-    print(answer.json() if args.json else answer.markdown() if args.md else f"\n{answer.terminal()}")
+    page = study_page.write(folder)
+    print(page.json() if args.json else page.markdown() if args.md else f"\n{page.terminal()}")
     if not args.json:
         console.say("study", shown(folder))
     return 0

@@ -25,16 +25,16 @@ from bench.report import sweep_page, sweep_results
 def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     """Runs the sweep. Returns what --json prints, a run for every point; its run_id is None if it was not begun."""
     command, budget_s = ["run", *argv], args.budget_s
-    known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
-    for point in known:
+    points = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
+    for point in points:
         requested_config(point)
     same = [word for word in overrides.split_sweep(args.overrides)[1] if overrides.plain(word)]
     _, stored = compose.stored_sweep(same)
     sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
-    if known:
-        say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(known), len(known))}")
+    if points:
+        say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(points), len(points))}")
     is_new = not (results_root() / sweep.FOLDER / sweep_id).exists()
-    folder = sweep.begin(results_root(), sweep_id, command, known, budget_s)
+    folder = sweep.begin(results_root(), sweep_id, command, points, budget_s)
     why: str | None = "it was interrupted"
     try:
         with contextlib.suppress(Interrupted):
@@ -67,8 +67,8 @@ def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[d
             say("run", f"{' '.join(job.overrides)}: complete, {run['run_id']}")
             continue
         its_own = f"{' '.join(job.overrides)}{'' if about is None else f', {format_about_s(about)}'}"
-        what = its_own if args.multirun else summary.announcement(job, about)
-        say("run", f"{what}, config {job.config_id}")
+        sentence = its_own if args.multirun else summary.announcement(job, about)
+        say("run", f"{sentence}, config {job.config_id}")
         for deviation in job.deviations:
             say("track", f"open division, because {deviation}")
     todo = [job.config_id for number, job in enumerate(jobs) if number not in complete]
@@ -83,26 +83,26 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
     """Ends the sweep, and prints its results and writes its page. Returns what --json prints."""
     none: dict[str, Any] = dict.fromkeys(summary.KEYS)
     points = sweep.points(folder)
-    answers = []
+    rows = []
     for point in points:
         run = point.folder and {**run_folder.read(point.folder), "folder": str(point.folder)}
-        answers.append({"overrides": point.overrides} | (summary.as_json(run) if run else none))
+        rows.append({"overrides": point.overrides} | (summary.as_json(run) if run else none))
     sweep.end(folder, why)
     results = sweep_results.read(folder)
     console.show(sweep_results.table(results))
     for line in filter(None, (sweep_results.best(results), sweep_results.why(results), sweep_results.confirm(results))):
         say("sweep", line)
     page = sweep_page.write(folder, results)
-    num_complete = sum(answer["status"] == "complete" for answer in answers)
-    say("sweep", sweep_results.ended(results, page, num_complete, len(answers)), always=True)
-    return answers
+    num_complete = sum(row["status"] == "complete" for row in rows)
+    say("sweep", sweep_results.ended(results, page, num_complete, len(rows)), always=True)
+    return rows
 
 
 def beside(args: argparse.Namespace) -> int:
     """Makes one of several concurrent runs for bench/plans/sweep/packing.py. Returns the exit code."""
     request = json.loads(args.beside)
-    runs, answer = Points(Path(request.pop("folder")), request.pop("command")), Path(request.pop("answer"))
+    runs, reply = Points(Path(request.pop("folder")), request.pop("command")), Path(request.pop("answer"))
     with console.output(args.quiet):
         run = runs.beside(args.overrides, packing.slot_of(request))
-    answer.write_text(run["folder"])
+    reply.write_text(run["folder"])
     return 0 if run["status"] == "complete" else 1

@@ -22,9 +22,9 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 all passed, 1 a rule failed, 2 no record there."""
     args = _parser().parse_args(argv)
     reports, num_unreadable = [], 0
-    for word in args.run:
+    for name in args.run:
         try:
-            for folder in named.runs([word]):
+            for folder in named.runs([name]):
                 reports.append(report := verification.report(folder))
                 if not args.json:
                     print(checked(report["run_id"], report["rules"], "verify"))
@@ -36,9 +36,9 @@ def main(argv: list[str]) -> int:
     return 2 if num_unreadable else 0 if all(report["passed"] for report in reports) else 1
 
 
-def checked(what: str, rules: Rules, mark: str, verdict: str = "") -> str:
+def checked(subject: str, rules: Rules, mark: str, verdict: str = "") -> str:
     """Returns the verdict, what was checked and how many rules passed; then each rule, failed ones first."""
-    head = mark, f"{verdict}{escape.line(what)}: {_count(rules)}"
+    head = mark, f"{verdict}{escape.line(subject)}: {_count(rules)}"
     ordered = sorted(rules, key=lambda rule: rule["passed"] is not False)
     marks = (MARKS[rule["passed"]] if rule.get("known", True) else "?" for rule in ordered)
     return text_table.marked(

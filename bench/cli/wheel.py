@@ -47,8 +47,8 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if FOLDER not in sys.path:
             sys.path.append(FOLDER)  # last, so that a user's module of that name comes first
         package = importlib.import_module(top)
-        ours = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run CODE is a copy
-        if not (package.__file__ or "").startswith(tuple(map(str, ours))):
+        own = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run CODE is a copy
+        if not (package.__file__ or "").startswith(tuple(map(str, own))):
             remedy = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
             raise ImportError(f"{remedy} ({package.__file__})")
         module = importlib.import_module(origin)

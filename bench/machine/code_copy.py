@@ -205,24 +205,24 @@ def _stored(folder: Path) -> Content | None:
 
 def _make(root: Path, content: Content) -> None:
     """Creates the copy atomically, also if two processes create it at once."""
-    made = root / f".{content.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    temporary = root / f".{content.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     folder = root / content.name
     try:
-        _write(made, folder, content)
+        _write(temporary, folder, content)
         if folder.is_dir() and not is_whole(folder):
             _remove(folder)
-        os.rename(made, folder)
+        os.rename(temporary, folder)
         os.chmod(folder, 0o555)
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was first
             raise ValueError(f"{root}: the code cannot be copied there ({error.strerror}): free space") from None
     finally:
-        _remove(made)
+        _remove(temporary)
 
 
-def _write(made: Path, folder: Path, content: Content) -> None:
+def _write(temporary: Path, folder: Path, content: Content) -> None:
     for name, source in content.files.items():
-        path = made / name
+        path = temporary / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(source)
         path.chmod(0o444)
@@ -234,11 +234,11 @@ def _write(made: Path, folder: Path, content: Content) -> None:
                 compiled = py_compile.compile(str(path), dfile=final, doraise=True, invalidation_mode=unchecked)
                 os.chmod(str(compiled), 0o444)
     for name, target in content.links.items():
-        path = made / name
+        path = temporary / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
-    for parent, _, _ in os.walk(made, topdown=False):
-        if parent != str(made):  # it is still to be renamed
+    for parent, _, _ in os.walk(temporary, topdown=False):
+        if parent != str(temporary):  # it is still to be renamed
             os.chmod(parent, 0o555)
 
 

@@ -200,11 +200,11 @@ def state(
     failed; git_failure is there only if it failed, and holds its message.
     """
     files = raced_files(code, own)
-    known: Code = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
-    known |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
-    known |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
+    facts: Code = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(code, files)}
+    facts |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
+    facts |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked", "untracked_excluded"))
     if not _has_repository(repo or code):
-        return known
+        return facts
     try:
         with git.folder_view(code, repo or code) as ask:
             commit, changes, names = (
@@ -213,16 +213,16 @@ def state(
                 ask.untracked(code_copy.FOLDERS, SUFFIXES),
             )
     except git.Failed as error:
-        return known | {"git_failure": _one_line(error, repo or code)}
+        return facts | {"git_failure": _one_line(error, repo or code)}
     used = _used(names, files, composed_of, {code, repo or code})
     excluded = {credentials.redacted(name): _sha256_of_file(Path(code, name)) for name in names if name not in used}
-    known |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
+    facts |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
     if changes:
         digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
         _last_patch.clear()
         _last_patch[digest] = changes
-        return known | {"diff_sha256": digest}
-    return known
+        return facts | {"diff_sha256": digest}
+    return facts
 
 
 def git_failure(repo: Path | str = REPO) -> str | None:
@@ -246,17 +246,17 @@ def write(
     code: Path | str,
     folder: Path | str,
     own: Mapping[str, Path] = NONE_OWN,
-    known: Code | None = None,
+    facts: Code | None = None,
     repo: Path | str | None = None,
 ) -> None:
-    """Writes the run folder's code/: commit.json, diff.patch, untracked/, own/.  known: state() as last returned."""
+    """Writes the run folder's code/: commit.json, diff.patch, untracked/, own/.  facts: state() as last returned."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    known = known or state(code, own, repo)
-    atomic.write_json(folder / "commit.json", known)
-    patch = _last_patch.get(known["diff_sha256"], "") if known["diff_sha256"] else ""
+    facts = facts or state(code, own, repo)
+    atomic.write_json(folder / "commit.json", facts)
+    patch = _last_patch.get(facts["diff_sha256"], "") if facts["diff_sha256"] else ""
     (folder / "diff.patch").write_text(patch, errors="surrogateescape")
-    copies = {f"untracked/{name}": Path(code, name) for name in known["untracked"] or ()} | dict(own)
+    copies = {f"untracked/{name}": Path(code, name) for name in facts["untracked"] or ()} | dict(own)
     for name, path in copies.items():
         content = path.read_bytes()
         if len(content) <= MAX_UNTRACKED_BYTES:

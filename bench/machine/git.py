@@ -29,7 +29,7 @@ def run(
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
     env |= {} if Path(repo) == REPO else {"GIT_ALLOW_PROTOCOL": "none"}  # fetching a missing object runs its programs
     settings = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false")  # run no program of it
-    command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
+    command = ["git", *(argument for setting in settings for argument in ("-c", setting)), *arguments]
     try:
         done = subprocess.run(command, cwd=repo, env=env, input=stdin, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -37,7 +37,7 @@ def run(
     except OSError as error:
         raise Failed(f"git cannot be run: {error}") from None
     if done.returncode:
-        verb = next(word for word in arguments if not word.startswith("-") and "=" not in word)
+        verb = next(argument for argument in arguments if not argument.startswith("-") and "=" not in argument)
         raise Failed(f"git {verb}: {done.stderr.decode(errors='replace').strip() or f'exit code {done.returncode}'}")
     return done.stdout.decode(errors=errors)
 

@@ -133,9 +133,9 @@ def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> lis
     if cuda_visible_devices is None:
         return list(range(len(uuids)))
     order = []
-    for word in map(str.strip, cuda_visible_devices.split(",")):
-        is_uuid = word.startswith("GPU-")
-        fits = [num for num, uuid in enumerate(uuids) if word == str(num) or (is_uuid and uuid.startswith(word))]
+    for entry in map(str.strip, cuda_visible_devices.split(",")):
+        is_uuid = entry.startswith("GPU-")
+        fits = [num for num, uuid in enumerate(uuids) if entry == str(num) or (is_uuid and uuid.startswith(entry))]
         if len(fits) != 1:
             break
         order += fits
@@ -192,11 +192,11 @@ def _has_library() -> bool:
     return True
 
 
-def call(nvml: Any, what: str, handle: Any, *args: Any) -> Any:
-    """Calls nvmlDeviceGet<what> for one GPU, by an older name if the driver only knows that.  Raises nvml.NVMLError."""
+def call(nvml: Any, query: str, handle: Any, *args: Any) -> Any:
+    """Calls nvmlDeviceGet<query> for a GPU, by an older name if the driver only knows that.  Raises nvml.NVMLError."""
     # If a driver is older than a function's newest version, nvidia-ml-py raises an error that is not an NVMLError.
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
-    for name in (what, *OTHER_NAMES.get(what, ())):
+    for name in (query, *OTHER_NAMES.get(query, ())):
         function = getattr(nvml, f"nvmlDeviceGet{name}", None)
         if function is not None:
             try:
@@ -220,11 +220,11 @@ def _gpu(nvml: Any, handle: Any) -> Facts:
     """Returns the facts of one GPU; what the board or driver does not support is None and in "unsupported"."""
     unsupported: list[str] = []
 
-    def ask(what: str, *args: Any) -> Any:
+    def ask(query: str, *args: Any) -> Any:
         try:
-            return call(nvml, what, handle, *args)
+            return call(nvml, query, handle, *args)
         except nvml.NVMLError:
-            unsupported.append(what)
+            unsupported.append(query)
             return None
 
     from bench.base import private  # many regular expressions, which the sampler does not need

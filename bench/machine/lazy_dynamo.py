@@ -18,9 +18,9 @@ NAME = "torch._dynamo"
 class StandIn(ModuleType):
     """Stands in for torch._dynamo or a module of it.  known: its attributes; any other one loads the real module."""
 
-    def __init__(self, name: str, **known: Any):
+    def __init__(self, name: str, **attributes: Any):
         super().__init__(name)
-        vars(self).update(known)
+        vars(self).update(attributes)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # inspect reads every module's __file__

@@ -76,7 +76,7 @@ def _is_inherited(name: str) -> bool:
 def _inherited(text: str | None = None) -> dict[str, str]:
     """Returns {name of a GPU: inode of the socket that was its lease}, by INHERITED or another text of its form."""
     entries = (os.environ.get(INHERITED, "") if text is None else text).split()
-    return {name: inode for name, _, inode in (word.rpartition("@") for word in entries)}
+    return {name: inode for name, _, inode in (entry.rpartition("@") for entry in entries)}
 
 
 def _tell(inodes: Mapping[str, str]) -> None:

@@ -51,9 +51,9 @@ def _busy_cpu_s() -> float | None:
         text = Path("/proc/stat").read_text()
     except OSError:
         return None
-    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     lines = [line.split() for line in text.splitlines()]
-    ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7, 8))
+    ticks = sum(int(line[column]) for line in lines if line[0] in usable for column in (1, 2, 3, 6, 7, 8))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -60,8 +60,8 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
     os.mkdir(STAGE + ROOT)
     _call("syscall", PIVOT_ROOT, STAGE.encode(), (STAGE + OLD).encode())
     _mount("tmpfs", ROOT, MS_NOSUID | MS_NODEV, "mode=755")
-    for what, source, path in mounts:
-        _add(what, source, path)
+    for kind, source, path in mounts:
+        _add(kind, source, path)
     os.chdir(ROOT)
     _call("syscall", PIVOT_ROOT, b".", b".")  # the old root covers the new one until it is unmounted
     _call("umount2", b".", MNT_DETACH)
@@ -71,7 +71,7 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
     if num_processes is not None and HAS_OWN_PIDS:  # for root, whom RLIMIT_NPROC does not limit
         with open("/proc/sys/kernel/pid_max", "w") as file:
             file.write(str(max(num_processes, LEAST_PIDS)))
-    for path in [f"/proc/{name}" for name in OF_KERNEL] + [path for what, _, path in mounts if what == "ro"]:
+    for path in [f"/proc/{name}" for name in OF_KERNEL] + [path for kind, _, path in mounts if kind == "ro"]:
         if os.path.exists(path):
             if path.startswith("/proc/"):
                 _call("mount", path.encode(), path.encode(), None, MS_BIND, None)
@@ -90,19 +90,19 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
             return _exit_code(status)
 
 
-def _add(what: str, source: str, path: str) -> None:
+def _add(kind: str, source: str, path: str) -> None:
     target = ROOT + path
-    is_file = what == "link" or source.startswith("/") and not os.path.isdir(OLD + source)
+    is_file = kind == "link" or source.startswith("/") and not os.path.isdir(OLD + source)
     os.makedirs(os.path.dirname(target) if is_file else target, exist_ok=True)
-    if what == "link":
+    if kind == "link":
         os.symlink(source, target)
-    elif what in ("ro", "rw", "device"):
+    elif kind in ("ro", "rw", "device"):
         _bind(source, target)
-    elif what == "tmpfs":
+    elif kind == "tmpfs":
         _mount("tmpfs", target, MS_NOSUID | MS_NODEV, f"mode=1777,size={source}" if source else "mode=1777")
-    elif what == "proc":
+    elif kind == "proc":
         _mount("proc", target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    elif what == "dev":
+    elif kind == "dev":
         _mount("tmpfs", target, MS_NOSUID, "mode=755")
         for name in DEVICES:
             _bind(f"/dev/{name}", f"{target}/{name}")
@@ -150,7 +150,7 @@ def refuse_calls() -> None:
     io_uring because it creates sockets past this filter.  A chmod(2) to a set-user-ID or set-group-ID program does
     nothing: other users of the machine could run what it leaves in a results folder, with the rights of its owner.
     """
-    load, equal, at_least, has_bit, answer, error = 0x20, 0x15, 0x35, 0x45, 0x06, 0x00050000  # linux/seccomp.h
+    load, equal, at_least, has_bit, ret, error = 0x20, 0x15, 0x35, 0x45, 0x06, 0x00050000  # linux/seccomp.h
     program = [  # (name of the line, operation, number, line to go to if it holds, and if not; "": the next one)
         ("", load, 4, "", ""), ("", equal, AUDIT_ARCH, "", "unknown"),
         ("", load, 0, "", ""), ("", at_least, 0x40000000, "unknown", ""),
@@ -158,11 +158,11 @@ def refuse_calls() -> None:
         *(("", equal, number, f"mode {place}", "") for number, place in MODE_CALLS.items()),
         ("", equal, SOCKET, "", "allowed"), ("", load, 16, "", ""),
         *(("", equal, family, "allowed", "") for family in FAMILIES),
-        ("", answer, error | errno.EAFNOSUPPORT, "", ""),
+        ("", ret, error | errno.EAFNOSUPPORT, "", ""),
         ("mode 1", load, 24, "", ""), ("", has_bit, 0o6000, "ignored", "allowed"),
         ("mode 2", load, 32, "", ""), ("", has_bit, 0o6000, "ignored", "allowed"),
-        ("unknown", answer, error | errno.ENOSYS, "", ""),
-        ("ignored", answer, error, "", ""), ("allowed", answer, 0x7FFF0000, "", ""),
+        ("unknown", ret, error | errno.ENOSYS, "", ""),
+        ("ignored", ret, error, "", ""), ("allowed", ret, 0x7FFF0000, "", ""),
     ]  # fmt: skip
     places = {name: place for place, (name, *_) in enumerate(program)}
     lines = []

@@ -202,4 +202,4 @@ def link_bytes_per_s(device_name: str | None) -> float | None:
 
 def _key(name: str) -> str:
     parts = re.split(r"[\s-]+", name.strip().lower())
-    return " ".join(word for word in parts if word not in ("nvidia", "tesla", "geforce", "amd"))
+    return " ".join(part for part in parts if part not in ("nvidia", "tesla", "geforce", "amd"))

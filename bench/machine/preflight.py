@@ -140,7 +140,7 @@ def git(failure: str | None, repo: Path) -> Check:
     """Checks that git can tell which commit the code is.  failure: its message if not (code_state.git_failure())."""
     if failure is None:
         return Check("git", "ok", "works, or there is no repository: the code is identified by its hash")
-    remedy = next((remedy for word, remedy in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
+    remedy = next((remedy for text, remedy in GIT_REMEDIES.items() if text in failure), GIT_REMEDY).format(repo=repo)
     found = f"the commit is unknown, so runs cannot be claimed: {failure[:MAX_CHARS]}"
     return Check("git", "warn", found, remedy)
 

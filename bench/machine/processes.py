@@ -164,14 +164,14 @@ def strays() -> Iterator[Callable[[], list[str]]]:
 
     def end_strays() -> list[str]:
         until_s, names = time.monotonic() + DIES_WITHIN_S, dict[int, str]()
-        while left := children() - elders:
-            going_on = {pid for pid in left if time.monotonic() > until_s and not _is_dying(pid)}
+        while alive := children() - elders:
+            going_on = {pid for pid in alive if time.monotonic() > until_s and not _is_dying(pid)}
             for pid in going_on - names.keys():
                 with contextlib.suppress(OSError):
                     names[pid] = f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})"
             signal_all(going_on.union(*map(descendants, going_on)), signal.SIGKILL)
-            one_has_ended([*left], END_LOOK_S)
-            reap(left)
+            one_has_ended([*alive], END_LOOK_S)
+            reap(alive)
         return list(names.values())
 
     try:
@@ -286,11 +286,11 @@ def end_descendants(within_s: float) -> set[int]:
     """Kills every descendant of this process, which adopts orphans, until none is left or time is up; returns those
     that are left."""
     until_s = time.monotonic() + within_s
-    while (left := descendants(os.getpid())) and time.monotonic() < until_s:
-        signal_all(left, signal.SIGKILL)
-        one_has_ended([*left], END_LOOK_S)
-        reap(left)
-    return left
+    while (alive := descendants(os.getpid())) and time.monotonic() < until_s:
+        signal_all(alive, signal.SIGKILL)
+        one_has_ended([*alive], END_LOOK_S)
+        reap(alive)
+    return alive
 
 
 def boot_id_hash() -> str | None:

@@ -145,7 +145,7 @@ def command(
             by_path[path] = "link" if os.path.islink(path) and os.path.isfile(path) else "ro", os.path.realpath(path)
     for inside, source in (writable or {}).items():
         by_path[str(inside)] = "rw", os.path.realpath(source)
-    mounts = [(what, source, path) for path, (what, source) in sorted(by_path.items(), key=lambda item: Path(item[0]))]
+    mounts = [(mode, source, path) for path, (mode, source) in sorted(by_path.items(), key=lambda item: Path(item[0]))]
     argv = [*_rlimits(limits), *argv]
     env = {name: value for name, value in env.items() if not name.startswith("XDG_")}
     env |= {"HOME": HOME, "TMPDIR": TEMPORARY}
@@ -172,10 +172,10 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
     command += ["--new-session", "--die-with-parent", "--hostname", "localhost"]  # gloo can resolve this name
     command += ["--disable-userns"] * ("--disable-userns" in _options())
     options = {"ro": "--ro-bind", "rw": "--bind", "device": "--dev-bind", "link": "--symlink"}
-    for what, source, path in mounts:
-        if what == "tmpfs" and source and "--size" in _options():
+    for kind, source, path in mounts:
+        if kind == "tmpfs" and source and "--size" in _options():
             command += ["--size", source]
-        command += [options[what], source, path] if what in options else [f"--{what}", path]
+        command += [options[kind], source, path] if kind in options else [f"--{kind}", path]
     # the machine's root could write there without capabilities, for example core_pattern, which the kernel runs
     return [*command, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
 

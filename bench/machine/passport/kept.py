@@ -226,7 +226,7 @@ def ceilings_of_file(path: Path | str, device_name: str | None) -> Ceilings:
     passport = read(path)
     if not passport["devices"]:
         raise ValueError(f"{path}: this passport has no device: measure another, ./run.sh doctor --passport")
-    device = next((known for known in passport["devices"] if known["name"] == device_name), passport["devices"][0])
+    device = next((other for other in passport["devices"] if other["name"] == device_name), passport["devices"][0])
     threads = [figure["num_threads"] for figure in device["figures"] if "num_threads" in figure]
     return ceilings(passport, device, max(threads, default=None))
 

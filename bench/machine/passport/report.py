@@ -24,7 +24,7 @@ def changes(passport: Passport, earlier: Sequence[Passport]) -> list[Line]:
     """
     lines: list[Line] = []
     for device in passport["devices"]:
-        past = [known["figures"] for old in earlier for known in old["devices"] if known["id"] == device["id"]]
+        past = [other["figures"] for old in earlier for other in old["devices"] if other["id"] == device["id"]]
         lines += _changes(device["index"], device["figures"], past)
     ids = {device["id"] for device in passport["devices"]}
     same_box = [old["collectives"] for old in earlier if {device["id"] for device in old["devices"]} == ids]
@@ -35,7 +35,7 @@ def _changes(index: int | None, figures: Sequence[Figure], earlier: Sequence[Seq
     lines: list[Line] = []
     for figure in figures:
         same = (figure["what"], figure["unit"])
-        old = [past for some in earlier for past in some if (past["what"], past["unit"]) == same][-NUM_EARLIER:]
+        old = [past for group in earlier for past in group if (past["what"], past["unit"]) == same][-NUM_EARLIER:]
         before = statistics.median(past["value"] for past in old) if old else None
         if not before:
             continue
@@ -88,8 +88,8 @@ def _lines(passport: Passport, path: Path, changes: Sequence[Line], slow: Sequen
     for why in (NO_TIME, CANNOT):
         names = [line.removesuffix(f": {why}") for line in passport["omitted"] if line.endswith(why)]
         if names:
-            some = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-            yield f"not measured, {why}: {text_table.counted(len(names), 'figure')}: {some}"
+            shown = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+            yield f"not measured, {why}: {text_table.counted(len(names), 'figure')}: {shown}"
     yield from _changed_lines(changes)
     yield from _slow(slow, len(devices))
     yield f"measured in {format_s(passport['took_s'])}, kept in {paths.shown(path)}"

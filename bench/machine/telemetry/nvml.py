@@ -77,11 +77,11 @@ class Gpu:
         energy_mj = self._ask("energy_j", "TotalEnergyConsumption")
         return None if energy_mj is None else energy_mj / 1e3
 
-    def _ask(self, column: str, what: str, *args: Any) -> Any:
+    def _ask(self, column: str, query: str, *args: Any) -> Any:
         if self.lost or column in self._off:
             return None
         try:
-            return call(self.nvml, what, self.handle, *args)
+            return call(self.nvml, query, self.handle, *args)
         except self.nvml.NVMLError as error:
             self._failed(column, error)
             return None
@@ -167,8 +167,8 @@ def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list
             uuids = []
             warnings.append("a MIG slice: power, energy and clocks are those of the whole GPU")
         if not uuids:
-            known = list(by_uuid)
-            uuids = [known[num] for num in visible_order(known, requested_devices(nvml))][:num_devices]
+            all_uuids = list(by_uuid)
+            uuids = [all_uuids[num] for num in visible_order(all_uuids, requested_devices(nvml))][:num_devices]
     except nvml.NVMLError as error:
         return [], [f"NVML: {error}"]
     gpus = [Gpu(nvml, by_uuid[uuid], f"gpu{num}") for num, uuid in enumerate(uuids) if uuid in by_uuid]

@@ -181,11 +181,11 @@ class Sampler:
     def _count_foreign(self) -> None:
         for gpu in self.gpus:
             if gpu.pids and not gpu.lost:
-                ours = self.family.pids()
-                if set(gpu.pids) - ours - self._strangers:  # a new one, perhaps a new child of the run
-                    ours = self.family.pids(since_s=0.0)
-                    self._strangers |= set(gpu.pids) - ours
-                self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, ours))
+                own_pids = self.family.pids()
+                if set(gpu.pids) - own_pids - self._strangers:  # a new one, perhaps a new child of the run
+                    own_pids = self.family.pids(since_s=0.0)
+                    self._strangers |= set(gpu.pids) - own_pids
+                self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, own_pids))
 
     def energy(self) -> dict[str, Any]:
         """Returns the counters now: {"t_ns", "energy_j": {device: joules or None}}."""
@@ -242,17 +242,17 @@ class Sampler:
                     self.num_missed += 1
 
 
-def num_foreign(pids: Iterable[int], ours: set[int]) -> int:
+def num_foreign(pids: Iterable[int], own_pids: set[int]) -> int:
     """Returns how many of the processes on one GPU are not the run's.
 
     If none of them is known here, NVML counts in another namespace (a container), and one of them is the run's.
     """
-    known = ours.intersection(pids)
-    return len(set(pids) - known) if known else max(0, len(set(pids)) - 1)
+    seen = own_pids.intersection(pids)
+    return len(set(pids) - seen) if seen else max(0, len(set(pids)) - 1)
 
 
-def _say(answer: dict[str, Any]) -> None:
-    os.write(1, (json.dumps(answer) + "\n").encode())
+def _say(reply: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(reply) + "\n").encode())
 
 
 def main(job: dict[str, Any], parent_pid: int) -> None:

@@ -97,9 +97,9 @@ class Curve:
 
 def reason_shares(samples: Iterable[Row]) -> dict[str, float]:
     """Returns {reason: fraction of these samples in which it limited the clocks}; {} if reasons are unknown."""
-    known = [row["throttle_reasons"].split("|") for row in samples if row.get("throttle_reasons")]
-    counts = Counter(reason for reasons in known for reason in reasons if reason != "none")
-    return {reason: count / len(known) for reason, count in sorted(counts.items())}
+    sampled = [row["throttle_reasons"].split("|") for row in samples if row.get("throttle_reasons")]
+    counts = Counter(reason for reasons in sampled for reason in reasons if reason != "none")
+    return {reason: count / len(sampled) for reason, count in sorted(counts.items())}
 
 
 def slows(sample: Row) -> bool | None:
@@ -110,8 +110,8 @@ def slows(sample: Row) -> bool | None:
 
 def slowed_frac(samples: Iterable[Row]) -> float | None:
     """Returns the fraction of the samples in which something slowed the device down, or None if unknown."""
-    known = [slowed for sample in samples if (slowed := slows(sample)) is not None]
-    return sum(known) / len(known) if known else None
+    flags = [slowed for sample in samples if (slowed := slows(sample)) is not None]
+    return sum(flags) / len(flags) if flags else None
 
 
 def doubts(summary: Row) -> list[str]:
@@ -148,8 +148,8 @@ def spans_j(samples: list[Row], spans: Sequence[Span]) -> float | None:
 
 def _total(parts: Sequence[float | None]) -> float | None:
     """Returns the sum, or None if a part is unknown or there is none."""
-    known = [part for part in parts if part is not None]
-    return sum(known) if known and len(known) == len(parts) else None
+    numbers = [part for part in parts if part is not None]
+    return sum(numbers) if numbers and len(numbers) == len(parts) else None
 
 
 def counted_j(first: Mapping[str, float | None], last: Mapping[str, float | None]) -> float | None:
@@ -218,9 +218,9 @@ def _by_row(
     curves = [Curve(rows, column) for rows in devices]
     figures: dict[int, float] = {}
     for row, span in steps.items():
-        known = [figure for curve in curves if (figure := figure_of(curve, *span)) is not None]
-        if known and len(known) == len(curves):
-            figures[row] = reduced(known)
+        values = [figure for curve in curves if (figure := figure_of(curve, *span)) is not None]
+        if values and len(values) == len(curves):
+            figures[row] = reduced(values)
     return figures
 
 
@@ -301,10 +301,10 @@ def _device_summary(rows: list[Row]) -> Row:
         counts = [row[column] for row in rows if row.get(column) is not None]
         if counts:
             figures[f"new_{column}"] = round(counts[-1] - counts[0])
-    known = {name: value for name, value in figures.items() if value is not None}
+    measured = {name: value for name, value in figures.items() if value is not None}
     return {
         "num_timed_samples": len(rows),
-        **known,
+        **measured,
         "throttle_frac": reason_shares(rows),
         "slowed_frac": slowed_frac(rows),
     }

@@ -66,8 +66,8 @@ class Sampling:
             report = NOTHING | {"warnings": [str(error)]}
             return {"t_ns": time.perf_counter_ns(), "energy_j": {}, "report": report}
 
-    def _ask(self, word: str) -> dict[str, Any]:
-        self._stdin.write(f"{word}\n".encode())
+    def _ask(self, command: str) -> dict[str, Any]:
+        self._stdin.write(f"{command}\n".encode())
         return self._answer(ANSWER_S)
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
@@ -80,8 +80,8 @@ class Sampling:
                 raise RuntimeError("the sampler of telemetry.csv has ended; the log of rank 0 may say why")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def pause(self) -> None:
         """Stops the process until resume()."""
