@@ -43,7 +43,7 @@ def tried_here(monkeypatch):
             warnings.simplefilter("default")  # as there
             return [own_model.faults_of(question) for question in json.loads(questions)]
 
-    monkeypatch.setattr(own_model, "_answers", answers)
+    monkeypatch.setattr(own_model, "_ask", answers)
 
 
 @pytest.fixture

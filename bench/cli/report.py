@@ -34,7 +34,7 @@ MAX_UNASKED = 500  # runs of a folder that may not be a results folder; more nee
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 usage error."""
     args = _parser().parse_args(argv)
-    files = _made(args)
+    files = _write(args)
     if args.json:
         print(json.dumps(files, indent=1))
     else:
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _made(args: argparse.Namespace) -> Made:
+def _write(args: argparse.Namespace) -> Made:
     """Returns what --json prints: {"page": path}, {"site": path} or {"pictures": [path]}; {} for printed Markdown."""
     if not args.names and not results_root().is_dir():
         where = shown(results_root())
@@ -53,7 +53,7 @@ def _made(args: argparse.Namespace) -> Made:
     folder = named.folder(args.names[0]) if args.names else results_root()
     for file, module in PAGES.items():
         if (folder / file).exists():
-            return _one(folder, args, importlib.import_module(f"bench.report.{module}"))
+            return _write_page(folder, args, importlib.import_module(f"bench.report.{module}"))
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it works for a single run or race: name one")
@@ -84,7 +84,7 @@ def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ())
     return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, drawings)]}
 
 
-def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
+def _write_page(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
     """Writes the page of a run, race or sweep with the module that has its Document and its Markdown."""
     if args.md and (args.png or args.out):
         other = "--png" if args.png else f"--out {args.out}"

@@ -104,9 +104,9 @@ def _arms(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         first = min(row["run_id"] for row in a if identity(row) in both)
         yield "refusal", f"{counted(len(both), 'run')} in both arms: {first}"
     for name, rows in zip(names, (a, b), strict=True):
-        configs = _known(row["config_id"] for row in rows)
+        configs = _distinct(row["config_id"] for row in rows)
         if len(configs) > 1:
-            yield "refusal", f"{name} mixes {len(configs)} configs ({_some(configs)}): an arm is repeats of one config"
+            yield "refusal", f"{name} mixes {len(configs)} configs ({_join(configs)}): an arm is repeats of one config"
     if any(row["num_deviations"] for row in a + b):
         yield "flag", "open-division"
 
@@ -122,9 +122,9 @@ def _code(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
             yield "flag", "mixed-code"
         if any(len(sources) > 1 for sources in by_version.values()):
             yield "remark", f"{name} mixes runs of different code"
-    versions = _known(row["identity_version"] for row in a + b)
+    versions = _distinct(row["identity_version"] for row in a + b)
     if len(versions) > 1:
-        remark = f"the code was identified in {len(versions)} ways (identity versions {_some(versions)})"
+        remark = f"the code was identified in {len(versions)} ways (identity versions {_join(versions)})"
         yield "remark", f"{remark}: whether it is the same is unknown"
 
 
@@ -183,9 +183,9 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         key: f"{settings_differ([key])}: {setting_text(a, key)} in {names[0]}, {setting_text(b, key)} in {names[1]}"
         for key in differing_settings(a + b)
     }
-    ids = _known(row["comparability_id"] for row in a + b)
+    ids = _distinct(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not differing:
-        differing = {"": f"comparability_id differs: {_some(ids)}"}
+        differing = {"": f"comparability_id differs: {_join(ids)}"}
     yield from (("remark", f"{differing.pop(key)}: part of what is raced") for key in OF_ANY if key in differing)
     if all(str(setting["timing_protocol"]).startswith("script-") for setting in settings):
         own = [differing.pop(key) for key in OF_A_SCRIPT if key in differing]
@@ -202,17 +202,17 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"
         yield "remark", "the scripts brought data of their own: whether both read the same data is unknown"
-    headlines = _known(row["headline"] for row in a + b)
+    headlines = _distinct(row["headline"] for row in a + b)
     if headlines:
         compared = metric_of(a).name
         if headlines != {compared}:
-            yield "remark", f"the authors of some logs compare by {_some(headlines)}; here {compared} is compared"
+            yield "remark", f"the authors of some logs compare by {_join(headlines)}; here {compared} is compared"
 
 
 def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    sessions = _known(row["session_id"] for row in a + b)
+    sessions = _distinct(row["session_id"] for row in a + b)
     if len(sessions) > 1:
-        sentence = f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between them"
+        sentence = f"{len(sessions)} sessions ({_join(sessions)}): the same code differs by up to 8 % between them"
         yield "of time", f"{sentence}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
@@ -230,14 +230,14 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     budgets = sorted({row.get("budget") or "" for row in a + b})
     if any(budgets):
         if len(budgets) > 1:
-            yield "refusal", f"the budgets differ ({_some(budget or 'none' for budget in budgets)}): give all the same"
+            yield "refusal", f"the budgets differ ({_join(budget or 'none' for budget in budgets)}): give all the same"
         else:
             yield "of time", f"all runs have a budget of {budgets[0]}: what they reach in it is compared (on=loss)"
         return
     for column, name, unit in AMOUNTS:
-        amounts = [_known(row[column] for row in rows) for rows in (a, b)]
+        amounts = [_distinct(row[column] for row in rows) for rows in (a, b)]
         if len(set.union(*amounts)) > 1:  # also used for runs that have not begun
-            ran = f"{names[0]} takes {_some(amounts[0])} {unit} and {names[1]} {_some(amounts[1])}"
+            ran = f"{names[0]} takes {_join(amounts[0])} {unit} and {names[1]} {_join(amounts[1])}"
             refusals = [("refusal", sentence) for sentence in _no_way_to_target((a, b), names, ran)]
             remark = f"{ran}: times to the shared target are compared, not milliseconds per step"
             yield from refusals or [("flag", f"{name}-differ"), ("remark", remark)]
@@ -257,9 +257,9 @@ def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -
             yield f"{ran}, and {counted(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}"
         return
     for name, rows in zip(names, arms, strict=True):
-        steps = _known(row["num_steps"] for row in rows)
+        steps = _distinct(row["num_steps"] for row in rows)
         if len(steps) > 1:
-            yield f"{name} mixes runs of {_some(steps)} steps"
+            yield f"{name} mixes runs of {_join(steps)} steps"
         scores = [row["score"] for row in rows if row["score"] is not None]
         if not scores or not metric.reaches(stats.mean(scores), target):
             mean = f"{stats.mean(scores):.5f}" if scores else "unknown"
@@ -358,9 +358,9 @@ def _gap_s(a: Rows, b: Rows) -> float | None:
     return max(0.0, second[0] - first[1])
 
 
-def _known(values: Iterable[Any]) -> set[Any]:
+def _distinct(values: Iterable[Any]) -> set[Any]:
     return set(values) - {None}
 
 
-def _some(values: Iterable[Any]) -> str:
+def _join(values: Iterable[Any]) -> str:
     return some(list(map(str, sorted(values))))

@@ -104,7 +104,7 @@ def _answered(questions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     names = [question["arch"] for question in questions]
     names += [name for optim in optims for name in (optim["name"], optim["schedule"]["name"])]
     files = code_state.raced_files(CODE, user_code.sources(filter(user_code.is_import_path, names)))
-    return _answers(json.dumps(questions, default=str), tuple(files.items()))
+    return _ask(json.dumps(questions, default=str), tuple(files.items()))
 
 
 def _methods_of_stages(config: schema.Config) -> list[str]:
@@ -114,7 +114,7 @@ def _methods_of_stages(config: schema.Config) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)  # a sweep checks every point
-def _answers(questions: str, files: tuple[tuple[str, str], ...]) -> list[list[str]]:
+def _ask(questions: str, files: tuple[tuple[str, str], ...]) -> list[list[str]]:
     env = os.environ | {"SPEEDRUN_CWD": working_folder(), CHECKOUT: str(REPO)}
     command = [sys.executable, "-m", "bench.launch.own_model"]
     done = subprocess.run(command, cwd=CODE, env=env, input=questions, capture_output=True, text=True)
@@ -258,22 +258,22 @@ def _faults_of_steps(config: optimizers.Config, model: Any, num_steps: int) -> l
 
     held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     if missing := [name for name, weight in trained.items() if id(weight) not in held]:
-        return [f"it does not train {_some(missing)}: put every parameter into a group, or set its requires_grad=False"]
+        return [f"it does not train {_join(missing)}: put every parameter into a group, or set its requires_grad=False"]
     first = steps()
     if wrong := [name for name, weight in first.items() if not torch.isfinite(weight).all()]:
-        return [f"{NUM_STEPS} steps on random gradients give values that are not finite in {_some(wrong)}: see step()"]
+        return [f"{NUM_STEPS} steps on random gradients give values that are not finite in {_join(wrong)}: see step()"]
     if still := [name for name, weight in first.items() if torch.equal(weight, start[name])]:
-        return [f"{NUM_STEPS} steps on random gradients do not change {_some(still)}: see step()"]
+        return [f"{NUM_STEPS} steps on random gradients do not change {_join(still)}: see step()"]
     optimizer.load_state_dict(copy.deepcopy(state))
     if other := [name for name, weight in steps().items() if not torch.equal(weight, first[name])]:
         return [
             f"its state is not restored by load_state_dict(), which undoes a run's warm-up: the same steps then change "
-            f"{_some(other)} differently: keep all that changes in self.state[parameter] or in param_groups"
+            f"{_join(other)} differently: keep all that changes in self.state[parameter] or in param_groups"
         ]
     return []
 
 
-def _some(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     omitted = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + omitted
 

@@ -59,7 +59,7 @@ class Agent:
             try:
                 while True:
                     try:
-                        exit_code = self._one(signals, once)
+                        exit_code = self._run_next(signals, once)
                     except (OSError, ValueError) as error:  # an error of the queue, not of an entry
                         if once:
                             raise
@@ -77,7 +77,7 @@ class Agent:
                 if self._taken is not None:
                     self._end(self._taken, "it was given back" if self._exit_code is None else "it ended")
 
-    def _one(self, signals: Signals, once: bool) -> int | None:
+    def _run_next(self, signals: Signals, once: bool) -> int | None:
         """Runs the next entry and returns its exit code; None if no entry can begin now."""
         self._put_back_lost(once)
         for why in self.queue.unreadable():

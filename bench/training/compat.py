@@ -131,7 +131,7 @@ class DeviceMemoryMonitor:
         elif self._snapshot_step is not None and step == self._snapshot_step - 1 and device_type() == "cuda":
             self._history.start()
         return peaks | {
-            "what": self._peaks.what,
+            "what": self._peaks.source,
             "allocated_gb": gib_from_bytes(now_bytes),
             "peak_gb": peak_gib,
             "reserved_gb": gib.get("reserved", peak_gib),

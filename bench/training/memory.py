@@ -41,7 +41,7 @@ _is_observing = False
 class CudaPeaks:
     """Peaks of torch's caching allocator: bytes of tensors, of blocks in use, and reserved from the driver."""
 
-    what = "CUDA allocator"
+    source = "CUDA allocator"
 
     def __init__(self, device: Any):
         import torch
@@ -95,7 +95,7 @@ class ProcessPeaks:
     that of the process so far.
     """
 
-    what = "resident set of the process"
+    source = "resident set of the process"
 
     def __init__(self, folder: Path | str = "/proc/self"):
         self._folder, self._whole_bytes = folder, 0

@@ -52,7 +52,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "margin": ("margin", float, "a number in the unit of the goal's metric"),
     "seed": ("first_seed", int, "a number"),
     "name": ("name", str, "a name"),
-    "on": ("on", lambda text: {word: word for word in QUESTIONS}[text], f"one of {', '.join(QUESTIONS)}"),
+    "on": ("on", lambda text: {name: name for name in QUESTIONS}[text], f"one of {', '.join(QUESTIONS)}"),
 }
 
 

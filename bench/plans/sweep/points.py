@@ -120,7 +120,7 @@ class Points:
         if todo and self._began_s is None:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             self._began_s = time.monotonic()
-        for number, run in self._made(todo, jobs, points, where) if todo else ():
+        for number, run in self._run_todo(todo, jobs, points, where) if todo else ():
             for other, first_like_it in enumerate(same):
                 if first_like_it == number:
                     runs[other] = run
@@ -137,7 +137,7 @@ class Points:
             return None
         return self.budget_s - (time.monotonic() - self._began_s)
 
-    def _made(
+    def _run_todo(
         self, todo: list[int], jobs: list[Job], points: list[list[str]], where: list[packing.Slot]
     ) -> Iterator[tuple[int, Run]]:
         """Runs the points with these indices. Yields (index, record) of each that has one."""

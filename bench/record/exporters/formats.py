@@ -24,10 +24,10 @@ def rows_of(folders: Sequence[Path | str], with_steps: bool) -> Sequence[Mapping
     if with_steps:
         runs = export_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
         return [{"run_id": run_id} | row for run_id, rows in runs for row in rows]
-    return _some(named.store_of([str(folder) for folder in folders]).listing(), folders)
+    return _not_empty(named.store_of([str(folder) for folder in folders]).listing(), folders)
 
 
-def _some(rows: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
+def _not_empty(rows: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
     if folders and not rows:
         raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
     return rows
@@ -42,7 +42,7 @@ def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequ
                 exports.append(make(folder))
         except Damaged as error:
             named.report_excluded("export", str(error))
-    return _some(exports, folders)
+    return _not_empty(exports, folders)
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -101,7 +101,7 @@ class Memory(Instrument):
 
     def summary(self) -> dict[str, Any]:
         """Returns {"what", "total_gib", PHASE_peak_KIND_gib, and on a GPU PHASE_num_alloc_retries, PHASE_num_ooms}."""
-        summary: dict[str, Any] = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
+        summary: dict[str, Any] = {"what": self._peaks.source, "total_gib": self._peaks.total_gib()}
         for phase, needed in self._found.items():
             peaks = needed["peak_bytes"].items()
             summary |= {f"{phase}_peak_{kind}_gib": gib_from_bytes(num_bytes) for kind, num_bytes in peaks}

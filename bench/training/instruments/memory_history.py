@@ -201,7 +201,7 @@ class Samples:
     def dump(self, path: Path, **facts: Any) -> int:
         self.mark("end")
         path.parent.mkdir(parents=True, exist_ok=True)
-        samples = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
+        samples = {"what": self._peaks.source, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
         atomic.write_json(path, samples, durable=False)
         return path.stat().st_size
 
