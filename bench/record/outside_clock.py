@@ -48,7 +48,7 @@ def clock_from_edges(
 ) -> Clock:
     """Computes the clock of one of our own runs.
 
-    edges: [(t_ns, late_ns, word)] in order of arrival; gaps_ns: [(begin, end)] of times at which the reader was not
+    edges: [(t_ns, late_ns, kind)] in order of arrival; gaps_ns: [(begin, end)] of times at which the reader was not
     scheduled.  The last pause may end with the clock instead of with GO.
     """
     saves_s, edges = _without_saves(edges)

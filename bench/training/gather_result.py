@@ -45,7 +45,7 @@ def write(
 ) -> None:
     """Writes steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
-    own_rows are rank 0's rows of steps.csv, everyone has each rank's RankResult, known has the other facts of run.json:
+    own_rows are rank 0's rows of steps.csv, everyone has each rank's RankResult, facts the other fields of run.json:
     {"stopped_at", "model", "measured", "torch_facts", "instrument_summaries", "referee"}.  begins_look: a look follows.
     """
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)

@@ -289,7 +289,7 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 def whole_ns(account: dict[str, Any]) -> dict[str, int]:
     """Returns {part: whole ns of a mean step}, which add up to the rounded step: the largest remainders are rounded up.
 
-    So the parts of a difference add up to the difference of the steps, however many steps each answer has.
+    So the parts of a difference add up to the difference of the steps, however many steps each account has.
     """
     exact: dict[str, Fraction] = collections.defaultdict(Fraction)
     for rank in account["ranks"].values():
@@ -303,7 +303,7 @@ def whole_ns(account: dict[str, Any]) -> dict[str, int]:
 
 
 def _products_together(account: dict[str, Any]) -> dict[str, Any]:
-    """Returns an answer whose products are one part, because the best rate that divides them is each trace's own."""
+    """Returns an account whose products are one part, because the best rate that divides them is each trace's own."""
     ranks = account["ranks"].items()
     as_one = dict.fromkeys((parts.SEEN, parts.SLOWER), parts.PRODUCTS)
     lines = ("parts", "pieces")

@@ -134,7 +134,7 @@ def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
 def outside(folder: Path | str, explanation: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the recorded collections and compilations in steps outside the account, the longest first.
 
-    Lines are {"what", "part", "count", "ms", "first_step", "last_step"}.  answer: account.answer() of that run.
+    Lines are {"what", "part", "count", "ms", "first_step", "last_step"}.  explanation: account.answer() of that run.
     """
     counted = {step["step"] for rank in explanation["ranks"].values() for step in rank["steps"]}
     lines: dict[str, dict[str, Any]] = {}

@@ -84,7 +84,7 @@ def table(lines: Sequence[Line], columns: Sequence[Column], limit: int | None = 
 
 
 def document(report: Line, title: str) -> Document:
-    """Presents an answer of analyze_files().  title: what was analysed.  bench/report/trace_page.py adds pictures."""
+    """Presents a report of analyze_files().  title: what was analysed.  bench/report/trace_page.py adds pictures."""
     about = plain(brief(title), 200)
     return Document(f"Trace analysis: {about}", [verdict(report, about)], [*remarks(report), *tables(report)], report)
 

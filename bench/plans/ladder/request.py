@@ -159,7 +159,7 @@ def change_rows(changed: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[st
 
 
 def spans(chosen: Sequence[str], names: Sequence[str]) -> str:
-    """Shortens some of the names, in their order: "r01, r04 to r08", or "every rung" if all are given."""
+    """Shortens the chosen names, in their order: "r01, r04 to r08", or "every rung" if all are given."""
     if len(chosen) == len(names):
         return EVERY
     runs: list[list[str]] = []

@@ -280,7 +280,7 @@ def warning(name: str, edge: str, error: Exception) -> Warned:
 
 
 def _checked(kind: str, value: Any) -> Any:
-    """Returns the answer.  Raises TypeError or ValueError unless its type is that in ANSWERS and numbers are finite."""
+    """Returns the value.  Raises TypeError or ValueError unless its type is that in ANSWERS and numbers are finite."""
     import msgspec
 
     decoded = msgspec.json.decode(json.dumps(value, allow_nan=False), type=ANSWERS[kind])
