@@ -44,8 +44,8 @@ def sides_of(
 ) -> tuple[Side, list[Side], list[Side], str]:
     """Groups logs: (candidate, baselines with the likeliest first, other sides, sentence about rival candidates or "").
 
-    known_names: {code_key: name of an earlier record}.  own_keys: code keys of the pull request's script.  wants: whether
-    a row has the track's hardware.  candidate, base: the user's names of sides or globs of paths, or "".  Raises
+    known_names: {code_key: name of an earlier record}.  own_keys: code keys of the pull request's script.  wants:
+    whether a row has the track's hardware.  candidate, base: names of sides or globs of paths, or "".  Raises
     ValueError if there is no candidate, or nothing matches a name or a glob.
     """
     kinds, groups = [_kind_of(log) for log in logs], dict[_Kind, list[Log]]()
