@@ -120,11 +120,11 @@ class Browser:
         os.write(self._to, json.dumps(message).encode() + b"\0")
         number, deadline_s = self._number, time.monotonic() + self._timeout_s
         while True:
-            answer = self._read(deadline_s)
-            if answer.get("id") == number:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']}")
-                return answer["result"]
+            reply = self._read(deadline_s)
+            if reply.get("id") == number:
+                if "error" in reply:
+                    raise RuntimeError(f"{method}: {reply['error']}")
+                return reply["result"]
 
     def wait_for(self, holds):
         deadline_s = time.monotonic() + self._timeout_s
@@ -142,10 +142,10 @@ class Browser:
                 raise RuntimeError("Chromium ended")
             self._rest += chunk
         message, _, self._rest = self._rest.partition(b"\0")
-        answer = json.loads(message)
-        if "method" in answer:
-            self._events.append(answer)
-        return answer
+        reply = json.loads(message)
+        if "method" in reply:
+            self._events.append(reply)
+        return reply
 
 
 class Page:

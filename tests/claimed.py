@@ -42,7 +42,7 @@ def at(minute, seconds=0.0):
 
 def failed(*arguments):
     """Returns {rule: evidence} of judge's rules that fail."""
-    ((_, claim),) = judging.claims_of([str(word) for word in arguments])
+    ((_, claim),) = judging.claims_of([str(argument) for argument in arguments])
     return {rule["rule"]: rule["evidence"] for rule in rulebook.check(claim) if rule["passed"] is False}
 
 
@@ -291,13 +291,13 @@ class Racers:
     def start(self, folder, overrides, results, place, show=False, tick=None):
         *overrides, seed = overrides
         seed, arm = int(seed.removeprefix("seed=")), place["arm"]
-        what = self.hurt.pop(self.num_started, None)
+        harm = self.hurt.pop(self.num_started, None)
         self.num_started += 1
-        status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
+        status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[harm]
         facts = overrides, self.shares_of(arm), dict(place), status
         losses = self.losses_of(arm, seed)
         options = {"losses": losses} if losses else {}
         self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *facts, **options)
-        if what in ("interrupt", "kill"):
+        if harm in ("interrupt", "kill"):
             raise Interrupted("SIGINT")
         return ""

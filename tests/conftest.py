@@ -180,7 +180,7 @@ def bare_run(shared_run):
 @pytest.fixture(scope="session")
 def ranks_run(shared_run):
     """A function that returns the finished run on N ranks of one thread each."""
-    one_each = [word for word in real_runs.TWO if "num_threads" in word]
+    one_each = [override for override in real_runs.TWO if "num_threads" in override]
     return lambda number: shared_run(f"{number}_rank", "seed=5", f"hardware.num_processes={number}", *one_each)
 
 

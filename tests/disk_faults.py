@@ -60,11 +60,11 @@ def library(folder):
 
 
 def operations(state):
-    """Returns the operations in a command's log: [(number, process, what, path)]."""
+    """Returns the operations in a command's log: [(number, process, call, path)]."""
     path = Path(f"{state}.log")
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     rows = [line.split("\t") for line in lines]
-    return [(int(number), _short(who), what, where) for number, who, what, where in rows]
+    return [(int(number), _short(who), call, where) for number, who, call, where in rows]
 
 
 class Workshop:
@@ -135,14 +135,14 @@ class Workshop:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(moment_s - passed_s)
         victims = self._in_role(role)
-        what = "was over"
+        command = "was over"
         if victims:
             victim = chance.choice(victims)
-            what = self.command_of(victim)
+            command = self.command_of(victim)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
         done = self._ended(process)
-        outcome = Outcome(f"{scenario.name}, SIGKILL after {moment_s:.1f} s: {what}", done.returncode, done.stdout)
+        outcome = Outcome(f"{scenario.name}, SIGKILL after {moment_s:.1f} s: {command}", done.returncode, done.stdout)
         outcome.hit = bool(victims)
         return disk_faults_judge.judged(self, scenario, outcome, is_kill=True)
 
@@ -242,11 +242,11 @@ def _short(command):
 
 def every_place(operation):
     """Yields (number, kind) for each way in which this operation can fail."""
-    number, _, what, _ = operation
+    number, _, call, _ = operation
     for kind in KINDS:
-        if what in ("unlink", "rmdir", "ftruncate") and kind in ("enospc", "full"):
+        if call in ("unlink", "rmdir", "ftruncate") and kind in ("enospc", "full"):
             continue  # these free space
-        if what in WRITES or kind not in ("short", "torn"):
+        if call in WRITES or kind not in ("short", "torn"):
             yield number, kind
 
 

@@ -44,11 +44,11 @@ def _of_the_command(shop, outcome, is_kill):
     if "Traceback (most recent call last)" in outcome.out:
         yield f"a traceback: {outcome.out[-600:]}"
     until_s = time.monotonic() + GONE_S
-    while (left := shop.alive()) and time.monotonic() < until_s:
+    while (alive := shop.alive()) and time.monotonic() < until_s:
         time.sleep(0.1)
-    if left:
-        yield f"still alive after {GONE_S:.0f} s: {', '.join(map(shop.command_of, left))}"
-        for pid in left:
+    if alive:
+        yield f"still alive after {GONE_S:.0f} s: {', '.join(map(shop.command_of, alive))}"
+        for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -101,12 +101,12 @@ def _records(results, wrong):
 
 def _of_records(records, statuses_before, outcome, scenario, is_kill):
     """Checks that statuses are honest, and that runs reported as complete are complete."""
-    known = {line.get("run") for line in ledger.read(next(iter(records)).parents[1]).lines} if records else set()
+    run_names = {line.get("run") for line in ledger.read(next(iter(records)).parents[1]).lines} if records else set()
     for folder, run in records.items():
         name = f"{folder.name} ({run['status']})"
         if run.get("provenance") == "imported":
             continue
-        if f"{folder.parent.name}/{folder.name}" not in known:
+        if f"{folder.parent.name}/{folder.name}" not in run_names:
             yield f"{name}: the ledger does not know it"
         if run["status"] == "running":
             yield f"{name}: is shown as running, and nothing is alive"
@@ -141,8 +141,8 @@ def _of_a_failure(folder, run, name, is_kill):
     pages = {"report.html"}  # written when a race ends
     if [artifact for artifact in run_folder.listed(folder) if artifact["path"] not in pages] != written["artifacts"]:
         yield f"{name}: its files are not those that it lists"
-    if left := [path.name for path in folder.iterdir() if path.name.startswith(".")]:
-        yield f"{name}: temporary files stayed: {left}"
+    if remaining := [path.name for path in folder.iterdir() if path.name.startswith(".")]:
+        yield f"{name}: temporary files stayed: {remaining}"
 
 
 def _hashes(folder):

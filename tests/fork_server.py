@@ -91,12 +91,12 @@ def _forked(*args):
         assert not child or not {HOST, forked.CHANGED} & child.variables.keys(), "they are for forks alone"
         return _fork_exec(*args)
     kept = sorted(child.kept)
-    what = {"command": child.command, "variables": child.variables, "new_session": child.new_session, "kept": kept}
-    what |= {"cwd": child.cwd, "dies_with_parent": child.prepare is not None}
+    request = {"command": child.command, "variables": child.variables, "new_session": child.new_session, "kept": kept}
+    request |= {"cwd": child.cwd, "dies_with_parent": child.prepare is not None}
     ours, libc = _connected(library), ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        socket.send_fds(ours, [json.dumps(what).encode()], [*child.streams, *kept])
+        socket.send_fds(ours, [json.dumps(request).encode()], [*child.streams, *kept])
         pid = ours.recv(100)
     finally:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 0)

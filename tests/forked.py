@@ -66,7 +66,7 @@ class Child(NamedTuple):
 def requested_child(modules, command, executables, close_fds, kept, cwd, env, *rest):
     """Parses the arguments of _posixsubprocess.fork_exec (Python 3.11 to 3.13); None if it is another program."""
     *pipes, error_out, restore, new_session, group, gid, groups, uid, umask, prepare, _ = rest
-    command = [os.fsdecode(word) for word in command]
+    command = [os.fsdecode(argument) for argument in command]
     variables = dict(os.environ) if env is None else dict(os.fsdecode(variable).split("=", 1) for variable in env)
     folder = os.fsdecode(cwd) if cwd else os.getcwd()
     asks_more = not (close_fds and restore) or group != -1 or (gid, groups, uid) != (None,) * 3 or umask != -1

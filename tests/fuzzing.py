@@ -76,8 +76,8 @@ def file_cases(path, facts, chance, num_values, label=None):
     dump = yaml.safe_dump if path.suffix == ".yaml" else json.dumps
     for field in paths_of(facts):
         for value in chance.sample(WRONG, num_values):
-            what = f"{label or path.name} {'.'.join(map(str, field))} = {str(value)[:20]}"
-            yield what, path, dump(with_value(facts, field, value))
+            name = f"{label or path.name} {'.'.join(map(str, field))} = {str(value)[:20]}"
+            yield name, path, dump(with_value(facts, field, value))
 
 
 def line_cases(path, chance, num_values, kind=None):
@@ -98,7 +98,7 @@ def line_cases(path, chance, num_values, kind=None):
 def text_cases(path, texts):
     """Yields cases of a file with other texts, or replaced by a pipe, a device, a folder or a link to itself."""
     yield from ((f"{path.name} {text[:25]!r}", path, text) for text in texts)
-    yield from ((f"{path.name} is a {what}", path, make) for what, make in MAKERS)
+    yield from ((f"{path.name} is a {kind}", path, make) for kind, make in MAKERS)
 
 
 def record_cases(folder, chance):

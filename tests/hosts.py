@@ -122,7 +122,7 @@ class Pair:
     def pids(self, host):
         """Returns the ids of all processes on a host."""
         listed = subprocess.run(["ip", "netns", "pids", self.names[host]], capture_output=True, text=True)
-        return [int(word) for word in listed.stdout.split()]
+        return [int(pid) for pid in listed.stdout.split()]
 
     def all_gone(self, timeout_s=30):
         return real_runs.wait_for(lambda: not self.pids(0) + self.pids(1), timeout_s, every_s=0.2)

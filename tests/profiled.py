@@ -39,9 +39,9 @@ def watch_of(folder, chosen, num_steps=12, rank=0, world_size=1, spy=None):
         emit=spy.emit,
         say=spy.said.append,
     )
-    made, warnings = registry.load(chosen, context)
+    instruments, warnings = registry.load(chosen, context)
     assert not warnings
-    return InstrumentSet(made)
+    return InstrumentSet(instruments)
 
 
 def model():

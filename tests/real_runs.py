@@ -115,8 +115,8 @@ def left_in_temp(base):
 def git(folder, *arguments, code=0):
     """Returns what git prints in the folder for a user who has a name and no settings."""
     settings = ("user.name=a", "user.email=a@b", "commit.gpgsign=false", "core.hooksPath=/dev/null")
-    known = [word for setting in settings for word in ("-c", setting)]
-    done = subprocess.run(["git", *known, *arguments], cwd=folder, capture_output=True, text=True)
+    options = [option for setting in settings for option in ("-c", setting)]
+    done = subprocess.run(["git", *options, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     return done.stdout.rstrip("\n")
 
@@ -237,7 +237,7 @@ class Background:
                 arguments = path.read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if module in arguments and any(str(self.results) in word for word in arguments):
+            if module in arguments and any(str(self.results) in argument for argument in arguments):
                 ids.append(int(path.parent.name))
         return sorted(ids)
 

@@ -15,7 +15,7 @@ from bench.record import ledger
 
 def variables(text):
     """NAME=VALUE ... -> {name: value}"""
-    return dict(word.split("=") for word in text.split())
+    return dict(pair.split("=") for pair in text.split())
 
 
 TORCHRUN = variables("RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1")
@@ -83,7 +83,7 @@ def test_half_a_launch_is_refused_with_what_to_do(environ, sentence):
 def test_what_slurm_writes_of_nodes():
     assert allocation.tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     assert allocation.first_hostname("n[01-03,7],gpu-a") == "n01" and allocation.first_hostname("") is None
-    assert [allocation.first_hostname(word) for word in ("r[1-2]n[3-4]-ib,x", "gpu-a,b")] == ["r1n3-ib", "gpu-a"]
+    assert [allocation.first_hostname(hosts) for hosts in ("r[1-2]n[3-4]-ib,x", "gpu-a,b")] == ["r1n3-ib", "gpu-a"]
     with pytest.raises(ValueError, match="not as SLURM writes it"):
         allocation.tasks_per_node("two")
 
@@ -92,9 +92,9 @@ def test_the_launch_decides_how_many_ranks_there_are():
     launch = allocation.externally_launched(TORCHRUN)
     overrides = joining.effective(["seed=1", "hardware.num_processes=4"], launch)
     assert overrides == ["seed=1", "hardware.num_processes=4", "hardware.nodes=2"]
-    for word in ("hardware.num_processes=8", "hardware.nodes=1", "hardware.rendezvous=a:1"):
-        with pytest.raises(ValueError, match=f"{word}: torchrun started 4 ranks on 2 node"):
-            joining.effective([word], launch)
+    for override in ("hardware.num_processes=8", "hardware.nodes=1", "hardware.rendezvous=a:1"):
+        with pytest.raises(ValueError, match=f"{override}: torchrun started 4 ranks on 2 node"):
+            joining.effective([override], launch)
 
 
 def test_a_rank_of_a_run_starts_no_run(monkeypatch):
@@ -161,8 +161,8 @@ def test_ranks_of_torchrun_are_one_run_with_the_losses_of_our_own_launch(two_ran
 def test_what_ranks_cannot_do_together_is_refused_in_one_line(tmp_path, arguments):
     done = torchrun(tmp_path, *arguments)
     assert done.returncode == 1
-    ours = [line for line in done.stderr.splitlines() if "torchrun started 2 ranks" in line]
-    assert len(ours) == 1 and "such ranks can only make a run together: start ./run.sh" in ours[0]
+    messages = [line for line in done.stderr.splitlines() if "torchrun started 2 ranks" in line]
+    assert len(messages) == 1 and "such ranks can only make a run together: start ./run.sh" in messages[0]
     assert real_runs.folders(tmp_path) == [] and not os.listdir(tmp_path)
 
 

@@ -36,7 +36,7 @@ def test_what_could_not_be_decided_stays_in_the_answer(history):
     outcomes = {commits[number]: GOOD for number in (1, 2, 3)} | {commits[number]: BAD for number in (6, 7)}
     ended = bisect.search(repo, commits[0], commits[8], lambda commit: outcomes.get(commit, UNDECIDED))
     assert sorted(ended.commits) == sorted(commits[4:7])  # 4 and 5 are undecided, 6 is bad
-    assert {commit for commit, word in ended.outcome_by_commit.items() if word == UNDECIDED} == set(commits[4:6])
+    assert {commit for commit, outcome in ended.outcome_by_commit.items() if outcome == UNDECIDED} == set(commits[4:6])
 
 
 def test_a_good_commit_that_is_no_ancestor_is_refused(history):
@@ -79,6 +79,6 @@ def test_a_commit_that_learns_worse_is_found_by_races(tmp_path):
     bad = git(clone, "rev-parse", "HEAD")
     arguments = ["bisect", good, bad, "--on", "val_loss", "n=2", *real_runs.SHORT, "--anyway", "--json"]
     done = real_runs.bench(tmp_path / "results", *arguments, cwd=clone, timeout_s=900, code=0)
-    answer = json.loads(done.stdout)
-    assert answer["commits"] == [git(clone, "rev-parse", "HEAD~1")]
-    assert answer["effect"]["low"] > 0 and "trains by the code and settings of" in done.stderr
+    report = json.loads(done.stdout)
+    assert report["commits"] == [git(clone, "rev-parse", "HEAD~1")]
+    assert report["effect"]["low"] > 0 and "trains by the code and settings of" in done.stderr

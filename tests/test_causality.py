@@ -55,12 +55,12 @@ def made(arch, **changes):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_our_models_are_causal_and_the_backend_of_their_attention_is_known(arch, dtype):
     autocast = (lambda: torch.autocast("cpu", dtype)) if dtype else contextlib.nullcontext
-    answer = checked(made(arch), autocast)
-    assert (answer["found"], answer["why"]) == ("causal", None)
-    questions = {(ask["mode"], by) for ask in answer["asks"] for by in ask["by"]}
+    outcome = checked(made(arch), autocast)
+    assert (outcome["found"], outcome["why"]) == ("causal", None)
+    questions = {(ask["mode"], by) for ask in outcome["asks"] for by in ask["by"]}
     assert questions == {(mode, by) for mode in ("evaluation", "training") for by in ("logits", "losses")}
-    assert all(ask["moved"] < 1e-5 and len(ask["cuts"]) >= causality.MIN_CUTS for ask in answer["asks"])
-    assert answer["sdpa_backends"] == ["flash_attention"]
+    assert all(ask["moved"] < 1e-5 and len(ask["cuts"]) >= causality.MIN_CUTS for ask in outcome["asks"])
+    assert outcome["sdpa_backends"] == ["flash_attention"]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert checked(made(arch), autocast)["sdpa_backends"] == ["math"]
 
@@ -189,8 +189,8 @@ def test_an_honest_loss_of_another_kind_is_not_accused():
 
     for seed in range(10):
         assert checked(Own(transposed), num_rows=4, seq_len=32, seed=seed)["found"] == "causal"
-        answer = checked(Own(in_bfloat16), num_rows=4, seq_len=32, seed=seed)
-        assert answer["found"] == "causal" or "within the rounding of its loss" in answer["why"]
+        outcome = checked(Own(in_bfloat16), num_rows=4, seq_len=32, seed=seed)
+        assert outcome["found"] == "causal" or "within the rounding of its loss" in outcome["why"]
     assert "its loss is not a sum over its targets" in checked(Own(squared), num_rows=4, seq_len=32)["why"]
 
 
@@ -200,9 +200,9 @@ def test_no_rung_is_accused(rung, seed):
     """The first seed is in float32; the second keeps the rung's own activations, which are bfloat16 in some."""
     few_layers = {"num_layers": 4} if rung in test_ladder.WITH_WINDOWS else {}
     model = test_ladder.made(rung, **few_layers, **(test_ladder.FLOAT32[rung] if seed == 1 else {}))[0]
-    answer = checked(model, num_rows=4, seq_len=48 if few_layers else 12, vocab_size=40, seed=seed)
-    assert answer["found"] == "causal"
-    assert all(ask["moved"] == 0 for ask in answer["asks"] if "logits" in ask["by"])
+    outcome = checked(model, num_rows=4, seq_len=48 if few_layers else 12, vocab_size=40, seed=seed)
+    assert outcome["found"] == "causal"
+    assert all(ask["moved"] == 0 for ask in outcome["asks"] if "logits" in ask["by"])
 
 
 @pytest.mark.slow
@@ -221,8 +221,8 @@ def test_masks_lost_in_a_compiled_graph_alone_are_found(monkeypatch):
     assert ask()["found"] == "causal"
     torch._dynamo.reset()
     gpu_path.plant_lost_masks(monkeypatch)
-    what = "in evaluation, compiled, the share of the loss from targets before a cut"
-    with pytest.raises(causality.NotCausal, match=what):
+    sentence = "in evaluation, compiled, the share of the loss from targets before a cut"
+    with pytest.raises(causality.NotCausal, match=sentence):
         ask()
     torch._dynamo.reset()
 

@@ -15,9 +15,9 @@ def rows_of(odd_ms, **odd):
     """Steps 1 to 20 of 100 ms with their columns, but step 10 takes odd_ms and has the columns that are given."""
     usual = {"data_ms": 1.0, "forward_ms": 39.0, "backward_ms": 50.0, "optimizer_ms": 10.0, "cpu_ms": 90.0}
     usual |= {"runqueue_ms": 0.0}
-    made = [row(step, **usual) for step in range(1, 21)]
-    made[9] = row(10, odd_ms, **(usual | odd))
-    return made
+    rows = [row(step, **usual) for step in range(1, 21)]
+    rows[9] = row(10, odd_ms, **(usual | odd))
+    return rows
 
 
 def explained(rows, *events, by_rank=None):
@@ -42,9 +42,9 @@ def test_events_of_several_ranks_count_once_by_the_rank_that_lost_most():
 
 
 def test_an_event_without_a_step_is_joined_by_time():
-    for at_ms, what in ((10_150, "recompile"), (10_201, "waiting")):  # in the step, after it
+    for at_ms, cause in ((10_150, "recompile"), (10_201, "waiting")):  # in the step, after it
         seen = {"event": "recompile", "t_ns": at_ms * MS, "ms": 60.0}
-        assert explained(rows_of(200.0), seen)["what"] == what
+        assert explained(rows_of(200.0), seen)["what"] == cause
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,8 @@ def test_a_run_says_first_what_it_runs_and_its_json_is_all_there_is_on_standard_
 def test_a_run_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     odd = tmp_path / "my 'own' (shards)"
     odd.mkdir()
-    made = prepare.prepare(real_runs.SHORT)  # makes the data where they are not there yet
-    tokens = shards.check(made.dataset.val[0].path).tokens()
+    job = prepare.prepare(real_runs.SHORT)  # makes the data where they are not there yet
+    tokens = shards.check(job.dataset.val[0].path).tokens()
     shards.write(odd / "a_train.bin", tokens[:60000])
     shards.write(odd / "val.bin", tokens[60000:])
     overrides = ["data=shards", f"data.train_glob={odd}/*_train.bin", "data.val_glob=val.bin", "data.vocab_size=257"]
@@ -199,8 +199,8 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
 
     def job(overrides, say, machine=None):
         dataset = SimpleNamespace(train=files[:1], val=files[1:])
-        seed = next(int(word[5:]) for word in overrides if word.startswith("seed="))
-        others = [word for word in overrides if not word.startswith("seed=")]
+        seed = next(int(override[5:]) for override in overrides if override.startswith("seed="))
+        others = [override for override in overrides if not override.startswith("seed=")]
         return prepare.Job(claimed.config(seed, others), dataset, overrides, [])
 
     monkeypatch.setattr(points, "prepare", job)

@@ -112,18 +112,18 @@ def test_a_program_of_a_copy_that_is_not_told_its_checkout_refuses_to_start(cach
 
 def test_the_copies_used_last_are_kept_and_so_is_one_in_use(small, cache, monkeypatch):
     monkeypatch.setattr(code_copy, "KEPT_COPIES", 2)
-    made = []
+    copies = []
     with code_copy.held(small) as used:
         for number in range(3):
             (small / "models/b.py").write_text(f"x = {number} + 7\n")
-            made.append(copied(small))
-            os.utime(made[-1].with_name(f"{made[-1].name}.lock"), (number, number))
+            copies.append(copied(small))
+            os.utime(copies[-1].with_name(f"{copies[-1].name}.lock"), (number, number))
         os.utime(used.with_name(f"{used.name}.lock"), (0, 0))
         (small / "models/b.py").write_text("x = 'last'\n")
         last = copied(small)
-        assert names(cache) == sorted([used.name, made[-1].name, last.name])
+        assert names(cache) == sorted([used.name, copies[-1].name, last.name])
     copied(small)
-    assert names(cache) == sorted([made[-1].name, last.name])
+    assert names(cache) == sorted([copies[-1].name, last.name])
 
 
 def test_a_cache_that_others_can_write_is_not_used(small, cache, monkeypatch, tmp_path):
@@ -234,9 +234,9 @@ def test_a_source_that_is_saved_while_a_run_starts_is_in_the_next_run(tmp_path):
 
 
 def module(name, path):
-    made = ModuleType(name)
-    made.__file__ = path and str(path)
-    return made
+    created = ModuleType(name)
+    created.__file__ = path and str(path)
+    return created
 
 
 @pytest.fixture
@@ -305,10 +305,10 @@ def test_a_rank_of_other_code_makes_a_run_invalid():
     run = {"status": "complete", "metrics": {"val_loss": 3.0, "num_steps": 1}, "data": {"floor_nats": None}}
     run |= {"measured": {"foreign_cpu_cores": 0.0}, "hardware": {"device": "cpu"}, "code": {"copy": "a"}}
     assert validity.validity(run | {"referee": {"code": alone}})[0] == "valid"
-    word, (why,) = validity.validity(run | {"referee": {"code": both}})
-    assert word == "invalid" and why == "its ranks imported code copy None, a, but this record holds a"
-    word, (why,) = validity.validity(run | {"referee": {"code": alone | {"elsewhere": ["models.base"]}}})
-    assert word == "invalid" and why.startswith("models.base: not imported from the copy")
+    state, (why,) = validity.validity(run | {"referee": {"code": both}})
+    assert state == "invalid" and why == "its ranks imported code copy None, a, but this record holds a"
+    state, (why,) = validity.validity(run | {"referee": {"code": alone | {"elsewhere": ["models.base"]}}})
+    assert state == "invalid" and why.startswith("models.base: not imported from the copy")
 
 
 OWN = """
@@ -386,10 +386,10 @@ def test_a_git_that_fails_is_unknown_and_says_so(small, monkeypatch, what):
     monkeypatch.setattr(git_program, "TIMEOUT_S", 1.0)
     state = code_state.state(small)
     assert {state[name] for name in ("commit", "dirty", "diff_sha256")} == {None} and len(state["source_sha256"]) == 64
-    word, remedy = DAMAGES[what]
-    assert word in state["git_failure"] and str(small) not in state["git_failure"]
+    phrase, remedy = DAMAGES[what]
+    assert phrase in state["git_failure"] and str(small) not in state["git_failure"]
     check = preflight.git(code_state.git_failure(small), small)
-    assert (check.name, check.status) == ("git", "warn") and word in check.found and remedy in check.remedy
+    assert (check.name, check.status) == ("git", "warn") and phrase in check.found and remedy in check.remedy
 
 
 def test_without_git_the_code_is_known_by_its_hash_and_nothing_has_failed(small, monkeypatch):

@@ -306,9 +306,9 @@ def test_a_race_is_judged_and_published_where_it_was_collected(tmp_path, monkeyp
     race = racer.kept_race(monkeypatch)
     other.add(7)
     assert collected(tmp_path / "all", racer, other) == 0
-    here = tmp_path / "all" / "races" / race.name
-    assert (here / "race.json").read_bytes() == (race / "race.json").read_bytes() and (here / "race.md").is_file()
-    assert failed(here) == failed(race)
+    copied = tmp_path / "all" / "races" / race.name
+    assert (copied / "race.json").read_bytes() == (race / "race.json").read_bytes() and (copied / "race.md").is_file()
+    assert failed(copied) == failed(race)
     (race / "race.json").write_text("{}")
     assert collected(tmp_path / "more", racer) == 1
     assert f"races/{race.name}: race.json is not the one in the ledger" in capsys.readouterr().out
@@ -355,12 +355,12 @@ def test_certificates_and_audits_come_with_their_runs_and_stay_claims(machines, 
     assert collected(into, a, b) == 0
     assert ", 2 reruns" in capsys.readouterr().out
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(into))
-    here = into / "cpu_nano" / first.name
-    assert content_of(here) == content_of(first)
-    assert certificates.outcome(here) == "claimed: identical"  # by another machine
-    run = run_folder.read(here)  # judge --replayed reads the entries
+    copied = into / "cpu_nano" / first.name
+    assert content_of(copied) == content_of(first)
+    assert certificates.outcome(copied) == "claimed: identical"  # by another machine
+    run = run_folder.read(copied)  # judge --replayed reads the entries
     assert certificates.entries(certificates.name_of(run), certificates.losses_sha256(run)) == []
-    assert not auditing.passed_here(into, run, certificates.read_audit(here))
+    assert not auditing.passed_here(into, run, certificates.read_audit(copied))
     for part in ("replays", certificates.AUDITS_FOLDER):
         (name,) = runs_in(a.folder / part)
         assert verification.report(into / part / name)["passed"] and ledger.read(into / part).faults == []
@@ -413,21 +413,21 @@ def test_a_sweep_and_a_study_that_were_collected_while_they_ran_are_brought_up_t
     study = {"schema_version": 1, "arms": {"A": [], "B": []}, "common": [], "tune": "optim.lr", "starts": {}, "seed": 0}
     study |= {"n": 4, "alpha": 0.05, "tokens": 10, "num_trials": None, "race_id": None}
     atomic.write_json(folder / sweep.STUDY, study)
-    here = into / sweep.FOLDER / folder.name
+    copied = into / sweep.FOLDER / folder.name
     assert collected(into, a) == 0
-    page = (here / "sweep.html").read_bytes()
+    page = (copied / "sweep.html").read_bytes()
     sweep.begin(a.folder, folder.name, ["study"], [overrides, ["seed=9"]], None)
     sweep.end(folder, "1 of 2 points has no run")
     atomic.write_json(folder / sweep.STUDY, study | {"num_trials": 3, "race_id": "race-1"})
     assert collected(into, "a") == 0  # the same place, named relatively
     for file in (sweep.NAME, sweep.STUDY):
-        assert (here / file).read_bytes() == (folder / file).read_bytes()
-    assert (here / "sweep.html").read_bytes() != page and len(list(here.glob("points*.jsonl"))) == 1
+        assert (copied / file).read_bytes() == (folder / file).read_bytes()
+    assert (copied / "sweep.html").read_bytes() != page and len(list(copied.glob("points*.jsonl"))) == 1
     ended = (folder / sweep.NAME).read_bytes()
     atomic.write_json(folder / sweep.NAME, {**sweep.read(folder), "started_at": "2020", "ended_at": None})
     atomic.write_json(folder / sweep.STUDY, study)
     assert collected(into, a) == 0  # an older state of it takes nothing back
-    assert (here / sweep.NAME).read_bytes() == ended and sweep.read_study(here)["race_id"] == "race-1"
+    assert (copied / sweep.NAME).read_bytes() == ended and sweep.read_study(copied)["race_id"] == "race-1"
 
 
 def test_records_that_were_published_without_logs_say_how_to_collect_them(tmp_path, printed):
@@ -461,11 +461,11 @@ def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines):
 def killed_at(number, into, *places):
     """Collects in a fork that is killed before step `number` on the disk.  Returns whether it was killed."""
     if (pid := os.fork()) == 0:
-        left = itertools.count(1)
+        numbers = itertools.count(1)
 
         def mortal(step):
             def counted(*args, **options):
-                if next(left) == number:
+                if next(numbers) == number:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return step(*args, **options)
 
@@ -493,16 +493,16 @@ def test_killed_at_any_step_and_repeated_it_is_as_if_it_had_not_been(machines, t
         runs = [name for name in runs_in(into) if "replays" not in name] if into.is_dir() else []
         assert ledger.read(into).faults == []
         for name in runs:
-            theirs = content_of((a.folder if (a.folder / name).is_dir() else b.folder) / name)
-            assert content_of(into / name).items() <= theirs.items()
-            assert theirs.keys() - content_of(into / name).keys() <= {certificates.FILE}
+            original = content_of((a.folder if (a.folder / name).is_dir() else b.folder) / name)
+            assert content_of(into / name).items() <= original.items()
+            assert original.keys() - content_of(into / name).keys() <= {certificates.FILE}
         num_partial += 0 < len(runs) < 3
     assert number > 34 and num_partial > 0
     assert collected(into, a, b) == 0
     assert failed(into) == {}
     made_alike = ("ledger.jsonl", ".ledger.count", "sweep.html")  # their times differ, and which join came first
-    for left in into.rglob(".*.tmp"):  # of a write that was cut off
-        left.unlink()
+    for leftover in into.rglob(".*.tmp"):  # of a write that was cut off
+        leftover.unlink()
     once, whole = (content_of(folder) for folder in (into, tmp_path / "whole"))
     assert once.keys() == whole.keys() and not (into / ".collecting").exists()
     assert [name for name in whole if once[name] != whole[name] and not name.endswith(made_alike)] == []

@@ -277,8 +277,8 @@ def test_imported_logs_are_compared_and_marked_with_what_they_do_not_say():
     assert outcome["verdict"] == "slower"
     assert {"imported", "session-unknown"} <= set(outcome["flags"])
     reasons = " ".join(outcome["reasons"])
-    for word in ("power limits", "NCCL", "training data", "world size", "raced in one session"):
-        assert word in reasons
+    for phrase in ("power limits", "NCCL", "training data", "world size", "raced in one session"):
+        assert phrase in reasons
 
 
 def test_an_unknown_start_is_an_unknown_order():

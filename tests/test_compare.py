@@ -203,7 +203,7 @@ def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and
     shown = capsys.readouterr().out
     statements = ["verdict: SLOWER", "nothing in the records differs", "comparable: yes", "compared: "]
     numbers = ["noise floor 0.1 %", "MDE (80 % power)", "\ntime ", "\nval_loss", "peak memory", "within-run"]
-    places = [shown.index(word) for word in statements + numbers]
+    places = [shown.index(phrase) for phrase in statements + numbers]
     assert places == sorted(places)
     assert "change %  share %" in shown  # every column of per cent has a head
     assert shown.startswith("verdict: SLOWER  B is 4.98 % slower")
@@ -221,11 +221,11 @@ def test_where_the_time_went_is_shown_when_asked_for(arms, capsys):
 def test_a_verdict_has_its_colour_on_a_terminal_alone(arms, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    for is_terminal, word in ((True, "\x1b[31mSLOWER\x1b[0m"), (False, "SLOWER")):
+    for is_terminal, badge in ((True, "\x1b[31mSLOWER\x1b[0m"), (False, "SLOWER")):
         monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
         compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
         shown = capsys.readouterr().out
-        assert shown.startswith(f"verdict: {word}  B is 4.98 % slower")
+        assert shown.startswith(f"verdict: {badge}  B is 4.98 % slower")
         assert shown.count("\x1b") == 2 * is_terminal
 
 

@@ -114,5 +114,5 @@ def test_compare_shows_flags_that_differ_as_part_of_what_is_raced():
 def test_a_script_and_a_model_leave_their_flags_in_the_record(tmp_path):
     folder = scripted.odd(tmp_path / "scripts", "sets_inductor_flags")["folder"]
     assert real_runs.run_json(folder)["measured"]["compile_flags"] == {"inductor.max_autotune": True}
-    ours = real_runs.run(tmp_path / "ours")
-    assert real_runs.run_json(ours)["measured"]["compile_flags"] == {}
+    own_run = real_runs.run(tmp_path / "ours")
+    assert real_runs.run_json(own_run)["measured"]["compile_flags"] == {}

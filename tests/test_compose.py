@@ -133,11 +133,11 @@ def test_every_experiment_composes(experiment):
 @pytest.fixture
 def compositions(monkeypatch):
     """The groups of every composition that Hydra makes from here on."""
-    made, real = [], compose.refusals
-    monkeypatch.setattr(compose, "refusals", lambda groups: made.append(groups) or real(groups))
+    composed, real = [], compose.refusals
+    monkeypatch.setattr(compose, "refusals", lambda groups: composed.append(groups) or real(groups))
     compose._whole.cache_clear()
     compose._composed.cache_clear()
-    return made
+    return composed
 
 
 def test_preparing_a_run_composes_once_and_other_settings_or_seeds_not_again(compositions):
@@ -226,8 +226,8 @@ def test_todays_default_with_adamws_loop_is_a_repeat_of_the_published_runs():
 def test_an_exporter_and_what_is_outside_the_timed_region_change_no_id():
     assert id_of("exporters=[tensorboard,wandb]", "exporters.wandb.project=mine") == id_of()
     assert id_of("instruments.telemetry.interval_ms=50", "instruments.telemetry.host_interval_ms=500") == id_of()
-    for word in ("instruments.garbage.min_event_ms=0", "instruments=[regions]", "optim.lr=0.5"):
-        assert id_of(word) != id_of(), word
+    for override in ("instruments.garbage.min_event_ms=0", "instruments=[regions]", "optim.lr=0.5"):
+        assert id_of(override) != id_of(), override
 
 
 def test_what_is_untimed_is_a_setting_of_an_instrument():

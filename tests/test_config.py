@@ -117,8 +117,8 @@ def test_a_validation_that_does_not_fit_is_refused_before_the_start():
     """r26 validates in sequences of 262,144 tokens: 4.5 bytes * 50,304 logits of each are 55.3 GiB."""
     machine = Machine(8, 64, 23.99)
     config = compose.compose(["experiment=r26", "data.seq_len=8192"], machine)
-    what = "^goal.val_seq_len=262144: one sequence needs an estimated 57.1 GiB"
-    with pytest.raises(ValueError, match=what) as refusal:
+    message = "^goal.val_seq_len=262144: one sequence needs an estimated 57.1 GiB"
+    with pytest.raises(ValueError, match=message) as refusal:
         resolve(config, machine, 50257)
     assert "activation_checkpointing" not in str(refusal.value)
     config.goal.val_seq_len = 65536

@@ -24,8 +24,8 @@ EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623
 
 
 def needs(name):
-    there = importlib.util.find_spec(name) is not None
-    return pytest.mark.skipif(not there, reason=f"needs the package {name}, an optional extra")
+    is_installed = importlib.util.find_spec(name) is not None
+    return pytest.mark.skipif(not is_installed, reason=f"needs the package {name}, an optional extra")
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_where_an_exporter_writes_is_in_no_record_with_a_home_folder_or_a_passwo
 
 def test_a_record_does_not_choose_the_server_that_it_is_sent_to(run, monkeypatch):
     """With it would go the credentials for MLflow of whoever exports a stranger's record."""
-    theirs = {"mlflow": {"tracking_uri": "https://evil.example", "experiment": None}}
-    (run / "run.json").write_text(json.dumps(run_json(run) | {"exporters": theirs}))
+    own = {"mlflow": {"tracking_uri": "https://evil.example", "experiment": None}}
+    (run / "run.json").write_text(json.dumps(run_json(run) | {"exporters": own}))
     sent = []
     monkeypatch.setattr(dashboards, "missing", lambda name: None)
     monkeypatch.setitem(dashboards.EXPORT, "mlflow", lambda exported, settings: sent.append(settings) or {})
@@ -292,12 +292,12 @@ def test_mlflow_keeps_one_run_of_each_record_with_its_series_settings_and_status
 
 @pytest.mark.slow
 def test_a_run_with_exporters_is_exported_or_warned_and_passes_verification(results_dir):
-    there = [name for name in dashboards.names() if importlib.util.find_spec(name)]
+    installed = [name for name in dashboards.names() if importlib.util.find_spec(name)]
     done = bench(results_dir, "run", *SHORT, "exporters=[tensorboard,wandb,mlflow]", code=0)
     (folder,) = folders(results_dir)
     run = run_json(folder)
     warned = [warning["instrument"] for warning in run["warnings"]]
-    assert warned == [name for name in ("tensorboard", "wandb", "mlflow") if name not in there]
+    assert warned == [name for name in ("tensorboard", "wandb", "mlflow") if name not in installed]
     for name in warned:
         before, _, _ = done.stdout.partition("step:0/")
         assert f"export  {name}: the package {name} is not installed" in before

@@ -15,8 +15,8 @@ NUM_KILLS = 2
 def shop(tmp_path_factory):
     if disk_faults.compiler() is None:
         pytest.skip("no C compiler, which makes the library that fails operations")
-    with disk_faults.Workshop(tmp_path_factory.mktemp("shop")) as made:
-        yield made
+    with disk_faults.Workshop(tmp_path_factory.mktemp("shop")) as workshop:
+        yield workshop
 
 
 @pytest.mark.slow
@@ -46,6 +46,6 @@ def test_a_file_operation_that_fails_loses_nothing_of_several_runs(shop):
 
 def test_the_harness_sees_a_write_that_is_lost(shop):
     operations = shop.count(IMPORT)
-    (number,) = [number for number, _, what, path in operations if what == "write" and ".run.json." in path]
+    (number,) = [number for number, _, call, path in operations if call == "write" and ".run.json." in path]
     outcome = shop.fault(IMPORT, number, "lost")
     assert any("unreadable" in sentence for sentence in outcome.wrong), outcome

@@ -116,13 +116,13 @@ def test_a_line_of_the_docs_does_its_work(line, made):
     folder, stand_ins = made
     if "judge" in line or "verify" in line or "publish" in line:
         stand_ins = stand_ins | {"RUN": stand_ins["A"]}
-    arguments = [part for word in shlex.split(line)[1:] for part in stand_ins.get(word, [word])]
+    arguments = [part for argument in shlex.split(line)[1:] for part in stand_ins.get(argument, [argument])]
     if DRY.match(line) and line not in ARE_SHORT and "--dry-run" not in arguments:
         arguments += ["--dry-run", *["--anyway"] * ("HEAD" in arguments)]  # commits may differ in documentation alone
     done = real_runs.bench(folder / "results", *arguments, SPEEDRUN_CWD=str(folder))
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
     assert done.stdout + done.stderr
-    assert all((folder / word).exists() for word in arguments if word.endswith((".html", ".svg")))
+    assert all((folder / argument).exists() for argument in arguments if argument.endswith((".html", ".svg")))
 
 
 def test_the_yaml_of_the_docs_is_what_its_readers_take(tmp_path):

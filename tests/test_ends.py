@@ -128,8 +128,8 @@ def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
     out, _ = process.communicate(timeout=120)
     assert "Traceback" not in out and "folder_removed" in out, out
     assert process.returncode == 1
-    (left,) = [folder for folder in real_runs.folders(tmp_path / "results") if "-s1-" in folder.name]
-    assert real_runs.run_json(left)["status"] == "complete"
+    (removed,) = [folder for folder in real_runs.folders(tmp_path / "results") if "-s1-" in folder.name]
+    assert real_runs.run_json(removed)["status"] == "complete"
 
 
 # ---- what cannot start

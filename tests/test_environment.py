@@ -34,7 +34,7 @@ def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0, cuda_dri
         pass
 
     handles = list(range(len(names)))
-    answers = {
+    values = {
         "Name": lambda handle: names[handle],
         "UUID": lambda handle: UUIDS[handle],
         "MemoryInfo": lambda handle: types.SimpleNamespace(total=80 * 2**30, used=2**30),
@@ -62,7 +62,7 @@ def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0, cuda_dri
         def ask(*args):
             if name in fails:
                 raise NVMLError("Not Supported")
-            return answers[name](*args)
+            return values[name](*args)
 
         return ask
 
@@ -76,7 +76,7 @@ def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0, cuda_dri
     module.nvmlSystemGetCudaDriverVersion_v2 = lambda: cuda_driver
     module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM = 1, 2
     module.NVML_TEMPERATURE_GPU, module.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, module.NVML_VOLATILE_ECC = 0, 1, 0
-    for name in answers:
+    for name in values:
         setattr(module, f"nvmlDeviceGet{name}", call(name))
     return module
 
@@ -128,7 +128,7 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
         "HOSTNAME": "box",
         "PATH": "/bin",
     }
-    known = ("HYDRA_FULL_ERROR", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
+    names = ("HYDRA_FULL_ERROR", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
     hidden = {
         "CUDA_VISIBLE_DEVICES": f"GPU#{private.salted_hash('GPU-aaaa1111-2222-3333-4444-555566667777')},1",
         "LD_LIBRARY_PATH": f"/#{private.salted_hash('/home/bob/env/lib')}:/usr/local/cuda/lib64",
@@ -137,7 +137,7 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
         "SPEEDRUN_CWD": f"/#{private.salted_hash('/scratch/bob/new-project')}",
         "TORCH_HOME": "~/cache" if len(home) > 1 else f"{home}/cache",
     }
-    assert environment.env_variables(environ) == {name: environ[name] for name in known} | hidden
+    assert environment.env_variables(environ) == {name: environ[name] for name in names} | hidden
 
 
 def test_a_machine_without_a_driver_has_no_gpu_and_says_why(machine):
@@ -252,10 +252,10 @@ def test_the_instruction_set_and_what_limits_it_are_in_a_record(finished_run):
     assert environment.env_variables(limits) == limits
     run = json.loads((finished_run / "run.json").read_text())
     env = json.loads((finished_run / "environment.json").read_text())["env"]
-    here = environment.env_variables(os.environ)
+    variables = environment.env_variables(os.environ)
     assert run["environment"]["cpu_capability"] == environment.torch_facts()["cpu_capability"]
     for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"):
-        assert env.get(name) == here.get(name)
+        assert env.get(name) == variables.get(name)
 
 
 def test_code_compiled_for_one_instruction_set_is_not_run_with_another(monkeypatch):
@@ -514,9 +514,9 @@ def test_limits_of_control_groups_are_those_of_the_process_and_of_every_group_ar
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     read = environment.text_of
-    known = {"/proc/self/cgroup": groups, "/proc/meminfo": f"MemAvailable: {2**24} kB\n"}
+    texts = {"/proc/self/cgroup": groups, "/proc/meminfo": f"MemAvailable: {2**24} kB\n"}
     monkeypatch.setattr(environment, "CGROUPS", tmp_path)
-    monkeypatch.setattr(environment, "text_of", lambda path: known.get(str(path)) or read(path))
+    monkeypatch.setattr(environment, "text_of", lambda path: texts.get(str(path)) or read(path))
     assert environment.cpu_quota_cores() == cores
     assert environment.available_memory_gib() == (16.0 if gib is None else gib)  # MemAvailable: 16 GiB
 
@@ -541,7 +541,7 @@ def test_the_packages_are_those_that_python_itself_finds(tmp_path, monkeypatch):
     (tmp_path / "old.egg-info").write_text("Metadata-Version: 1.0\nName: old\nVersion: 0.1\n")
     places = [place for place in sys.path if not place.endswith(environment.VENDORED)]  # a compiler before this test
     monkeypatch.setattr(sys, "path", [*places, str(tmp_path), str(tmp_path / "none")])
-    theirs = {package.metadata["Name"]: package.version for package in reversed([*metadata.distributions()])}
+    versions = {package.metadata["Name"]: package.version for package in reversed([*metadata.distributions()])}
     with open(tmp_path / "old.egg-info", "ab") as file:
         file.write("Author: Zoë\n".encode("latin-1"))  # which importlib.metadata refuses
-    assert environment.packages() == dict(sorted(theirs.items())) and theirs["old"] == "0.1"
+    assert environment.packages() == dict(sorted(versions.items())) and versions["old"] == "0.1"

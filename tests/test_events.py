@@ -191,8 +191,8 @@ def test_what_others_do_between_two_steps_is_in_neither(context):
 
 def test_the_host_shows_when_another_program_had_its_core(context):
     """Another process spins on the one core that this thread may use: half of the time is spent waiting for it."""
-    ours = os.sched_getaffinity(0)
-    core = min(ours)
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
     spin = (
         f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\n"
         "end = time.time() + 60\nwhile time.time() < end: pass"
@@ -210,7 +210,7 @@ def test_the_host_shows_when_another_program_had_its_core(context):
 
         run(watch, spins)
     finally:
-        os.sched_setaffinity(0, ours)
+        os.sched_setaffinity(0, cores)
         other.kill()
         other.communicate()
     assert host.columns()["runqueue_ms"][1] > 50

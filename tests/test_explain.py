@@ -67,10 +67,10 @@ def test_a_trace_without_shapes_or_operators_names_the_option_that_records_them(
         (3, [], "no operators were recorded, so no kernel has a bound: record ProfilerActivity.CPU too"),
     ):
         path = write(tmp_path / f"{number}.json", [step(1, 0, 50), *rows, *launched("gemm", 20, 10, 12, 1)], **H100)
-        answer = api_traces.explain(path)
-        missing = answer.to_dict()["missing"]
+        explanation = api_traces.explain(path)
+        missing = explanation.to_dict()["missing"]
         assert missing is None if option is None else missing.startswith(option)
-        assert ("Not modelled: no operator" in str(answer)) == (option is not None)
+        assert ("Not modelled: no operator" in str(explanation)) == (option is not None)
 
 
 def test_records_of_the_ladder_are_named_for_traces_with_attention_and_a_loss(tmp_path):
@@ -83,9 +83,9 @@ def test_records_of_the_ladder_are_named_for_traces_with_attention_and_a_loss(tm
 
 
 def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
-    answer = explained(tmp_path / "a.json", one_step(), **H100)
+    explanation = explained(tmp_path / "a.json", one_step(), **H100)
     # 2 * 1024**3 FLOP / 989e12 FLOP/s = 2.171 us; its bytes, 3 * 2 MiB / 3.35e12 bytes/s, would take 1.878 us
-    assert parts_ns(answer) == {
+    assert parts_ns(explanation) == {
         parts.ARITHMETIC: 2171,
         parts.SLOWER: 7829,
         parts.OPTIMIZER: 20_000,
@@ -99,8 +99,8 @@ def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
         + 10_000,  # before aten::mm, in it, in the optimizer before and after "update"
         parts.SYNC: 10_000,
     }
-    assert answer["step_ms"] == 0.1
-    assert answer["limit_ms"] == pytest.approx(0.002171)
+    assert explanation["step_ms"] == 0.1
+    assert explanation["limit_ms"] == pytest.approx(0.002171)
 
 
 def test_a_host_that_is_blocked_in_a_copy_while_a_kernel_waits_is_no_launch(tmp_path):
@@ -113,8 +113,8 @@ def test_a_host_that_is_blocked_in_a_copy_while_a_kernel_waits_is_no_launch(tmp_
     # its launch until 0.2 ms after its call, at 210 us; until 300 us nobody knows for what it waits
     assert (ns[parts.LAUNCH], ns[parts.SYNC]) == (205_000, 8_500_000)
     assert ns[parts.DEPENDENCY] == 90_000 + 200_000
-    answer = explained(tmp_path / "b.json", events, **H100)
-    assert max(answer["next"], key=lambda line: line["most_ms"])["what"] == "hipMemcpyWithStream"
+    explanation = explained(tmp_path / "b.json", events, **H100)
+    assert max(explanation["next"], key=lambda line: line["most_ms"])["what"] == "hipMemcpyWithStream"
 
 
 def test_a_launch_that_holds_the_host_counts_as_long_as_it_holds_it(tmp_path):
@@ -142,18 +142,18 @@ def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     events = one_step()
     next(call for call in events if call["name"].startswith("nccl") and call["cat"] == "kernel")["args"].update(facts)
     ranks = load_all([write(tmp_path / "a.json", events, **H100)])
-    answer = account.accounts_of(ranks, measured_of=lambda rank, device: MEASURED)[1]
-    ns = parts_ns(answer)
+    explanation = account.accounts_of(ranks, measured_of=lambda rank, device: MEASURED)[1]
+    ns = parts_ns(explanation)
     # 2 * 1024**3 FLOP at 800 TFLOP/s 2,684 ns, at 400 5,369; its bytes, 6 MiB at 2e12 bytes/s, would take 3,146
     assert (ns[parts.BANDWIDTH], ns.get(parts.SHAPE), ns[parts.SLOWER]) == (3146, None, 6854)
     # 4 MB from each of eight ranks, 28 MB on the bus: 5 of its 15 us, and so of the 10 that are exposed
     assert (ns[parts.WIRE], ns[parts.EXPOSED]) == (3333, 6667)
     # the device waited for two launches, of 8 and 5 us, which need 3 us each
     assert (ns[parts.LATENCY], ns[parts.LAUNCH]) == (6_000, 7_000) and sum(ns.values()) == 100_000
-    sources = {line["part"]: line["source"] for line in answer["parts"]}
+    sources = {line["part"]: line["source"] for line in explanation["parts"]}
     measured = dict.fromkeys((parts.LATENCY, parts.BANDWIDTH, parts.WIRE), "measured, passport of 2026-11-22")
     assert measured | {parts.HOST: None} == {part: sources[part] for part in (*measured, parts.HOST)}
-    gains = {line["part"]: line["gain_ms"] for line in answer["next"]}
+    gains = {line["part"]: line["gain_ms"] for line in explanation["next"]}
     assert gains[parts.EXPOSED] == pytest.approx(0.010)  # at its bandwidth it could still be hidden
 
 
@@ -213,9 +213,9 @@ def test_the_rows_of_a_difference_add_up_to_that_of_the_steps_to_the_nanosecond(
 def test_a_step_begins_where_the_device_has_finished_the_one_before(tmp_path):
     events = [step(1, 0, 10), step(2, 10, 10), step(3, 20, 10)]
     events += [*launched("a", 5, 20, 1, 1), *launched("b", 26, 20, 11, 2), *launched("c", 50, 20, 21, 3)]
-    answer = explained(tmp_path / "a.json", events)
-    assert [(row["step"], row["ms"]) for row in answer["ranks"]["0"]["steps"]] == [(1, 0.025), (2, 0.021)]
-    assert answer["ranks"]["0"]["steps"][1]["sum_ns"] == {parts.UNBOUND: 20_000, parts.BETWEEN: 1_000}
+    explanation = explained(tmp_path / "a.json", events)
+    assert [(row["step"], row["ms"]) for row in explanation["ranks"]["0"]["steps"]] == [(1, 0.025), (2, 0.021)]
+    assert explanation["ranks"]["0"]["steps"][1]["sum_ns"] == {parts.UNBOUND: 20_000, parts.BETWEEN: 1_000}
 
 
 def two_ranks(folder):
@@ -228,17 +228,17 @@ def two_ranks(folder):
 
 
 def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
-    answer = account.accounts_of(load_all(two_ranks(tmp_path)))[1]
-    assert parts_ns(answer, "0") == {parts.UNBOUND: 10_000, parts.WAITING: 15_000, parts.EXPOSED: 15_000}
-    assert parts_ns(answer, "1") == {parts.UNBOUND: 25_000, parts.EXPOSED: 15_000}
-    [late] = answer["lateness"]
+    facts = account.accounts_of(load_all(two_ranks(tmp_path)))[1]
+    assert parts_ns(facts, "0") == {parts.UNBOUND: 10_000, parts.WAITING: 15_000, parts.EXPOSED: 15_000}
+    assert parts_ns(facts, "1") == {parts.UNBOUND: 25_000, parts.EXPOSED: 15_000}
+    [late] = facts["lateness"]
     assert (late["rank"], late["wait_ms"], late["without_ms"]) == (1, 0.015, 0.025)
     assert late["more"] == {parts.UNBOUND: pytest.approx(0.015)}
     assert late["reasons"][0]["what"] == "forward_slow"
-    first = answer["next"][0]
+    first = facts["next"][0]
     assert (first["part"], first["rank"], first["gain_ms"]) == (parts.WAITING, 1, 0.015)
     alone = account.accounts_of(load_all(two_ranks(tmp_path)[:1]))[1]
-    assert alone["doubts"][0].startswith("the traces are of 1 of 2 ranks") and "of 2 ranks" not in str(answer["doubts"])
+    assert alone["doubts"][0].startswith("the traces are of 1 of 2 ranks") and "of 2 ranks" not in str(facts["doubts"])
 
 
 def test_at_each_moment_one_range_has_the_time():
@@ -348,11 +348,11 @@ def graph_and_capture(folder, kernels=("one", "two", "three"), **names):
 def test_the_kernels_of_a_graph_are_those_of_its_capture(tmp_path, answer_of):
     run, capture = graph_and_capture(tmp_path)
     assert parts_ns(account.accounts_of(load_all([run]))[1])[parts.UNBOUND] == 30_000
-    answer = answer_of(verb, run, "--capture", capture)
-    ns = parts_ns(answer)
+    explanation = answer_of(verb, run, "--capture", capture)
+    ns = parts_ns(explanation)
     # the product needs 2,171 ns; the copy of 6 MiB 1,878 at 3.35e12 bytes/s; of the third kernel nothing is known
     assert (ns[parts.ARITHMETIC], ns[parts.BANDWIDTH], ns[parts.UNBOUND]) == (2171, 1878, 10_000)
-    assert sum(ns.values()) == answer["ranks"]["0"]["step_sum_ns"]
+    assert sum(ns.values()) == explanation["ranks"]["0"]["step_sum_ns"]
 
 
 @pytest.mark.parametrize(
@@ -366,16 +366,16 @@ def test_the_kernels_of_a_graph_are_those_of_its_capture(tmp_path, answer_of):
 )
 def test_a_capture_with_other_kernels_is_not_of_the_graph(tmp_path, kernels, names, unbound_ns):
     run, capture = graph_and_capture(tmp_path, kernels, kernel=names)
-    answer = account.accounts_of(load_all([run]), captured=[load.load(capture)])[1]
-    assert parts_ns(answer)[parts.UNBOUND] == unbound_ns
+    explanation = account.accounts_of(load_all([run]), captured=[load.load(capture)])[1]
+    assert parts_ns(explanation)[parts.UNBOUND] == unbound_ns
 
 
 def test_a_device_without_a_known_name_is_found_by_what_it_is(tmp_path):
     facts = {"computeMajor": 9, "computeMinor": 4, "numSms": 304, "totalGlobalMem": 206141652992}
-    answer = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts}])
-    assert answer["ranks"]["0"]["ceiling"] == "data sheet: AMD Instinct MI300X and MI325X data sheets, dense"
-    answer = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts, "numSms": 228}])
-    assert answer["ranks"]["0"]["ceiling"] == "the best rate in this trace, as no limit of the device is known"
+    explanation = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts}])
+    assert explanation["ranks"]["0"]["ceiling"] == "data sheet: AMD Instinct MI300X and MI325X data sheets, dense"
+    explanation = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts, "numSms": 228}])
+    assert explanation["ranks"]["0"]["ceiling"] == "the best rate in this trace, as no limit of the device is known"
 
 
 def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():
@@ -399,9 +399,9 @@ def test_an_operators_time_outside_the_product_within_it_shows_no_rate(tmp_path)
 
 @pytest.mark.parametrize("meta", [{}, H100])
 def test_a_device_without_a_data_sheet_is_never_at_its_peak_nor_is_the_host_of_one(tmp_path, meta):
-    answer = explained(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20, **SMALL)], **meta)
-    assert answer["limit_ms"] == 0.0
-    assert [(line["part"], line["gain_ms"]) for line in answer["next"]] == [(parts.SEEN, 0.02)]  # it is in the list
+    facts = explained(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20, **SMALL)], **meta)
+    assert facts["limit_ms"] == 0.0
+    assert [(line["part"], line["gain_ms"]) for line in facts["next"]] == [(parts.SEEN, 0.02)]  # it is in the list
 
 
 def test_a_collective_needs_what_must_cross_the_links():
@@ -418,18 +418,18 @@ def test_collections_and_recompilations_of_the_record_are_put_where_they_were(tm
     step_files.append_event(tmp_path, {"t_ns": 5_020_000, "event": "gc", "step": 7, "ms": 0.03, "generation": 2})
     step_files.append_event(tmp_path, {"t_ns": 5_060_000, "event": "recompile", "step": 7, "ms": 0.02, "function": "f"})
     add_recorded_events([rank], tmp_path)
-    answer = account.accounts_of([rank])[1]
-    assert parts_ns(answer) == {parts.UNBOUND: 50_000, parts.GARBAGE: 30_000, parts.COMPILATION: 20_000}
-    assert answer["next"][0]["what"] == "garbage collection of generation 2"
+    explanation = account.accounts_of([rank])[1]
+    assert parts_ns(explanation) == {parts.UNBOUND: 50_000, parts.GARBAGE: 30_000, parts.COMPILATION: 20_000}
+    assert explanation["next"][0]["what"] == "garbage collection of generation 2"
 
 
 def test_a_compilation_before_the_window_is_named(tmp_path, finished_run):
     folder = real_runs.copy_of(finished_run, tmp_path / "results")
-    answer = explain_record(folder)
-    counted = [row["step"] for row in answer["ranks"]["0"]["steps"]]
+    explanation = explain_record(folder)
+    counted = [row["step"] for row in explanation["ranks"]["0"]["steps"]]
     for step_number, ms in ((0, 900.0), (-1, 300.0), (counted[0], 70.0)):  # the last is in a step that counts
-        made = {"event": "recompile", "step": step_number, "ms": ms, "function": "gpt2.py:27", "t_ns": 0}
-        step_files.append_event(folder, made)
+        recompilation = {"event": "recompile", "step": step_number, "ms": ms, "function": "gpt2.py:27", "t_ns": 0}
+        step_files.append_event(folder, recompilation)
     outside = explain_record(folder)["outside"]
     (line,) = outside
     assert (line["what"], line["count"], line["ms"]) == ("recompilation of gpt2.py:27", 2, 1200.0)
@@ -460,8 +460,8 @@ def test_a_kernel_whose_launch_is_missing_waits_for_a_stream_if_a_later_call_had
     ours = {11: 1000, 12: 4100}.items()
     events = [event("kernel", "a", ts, 100, pid=0, tid=7, stream=7, correlation=number) for number, ts in ours]
     events += sum((launched("b", 4200 + ts / 10, 50, ts, number) for number, ts in calls.items()), [])
-    answer = parts_ns(explained(tmp_path / "a.json", events))
-    assert answer[parts.DEPENDENCY if is_known else parts.UNKNOWN] >= 3_000_000
+    named_ns = parts_ns(explained(tmp_path / "a.json", events))
+    assert named_ns[parts.DEPENDENCY if is_known else parts.UNKNOWN] >= 3_000_000
 
 
 def test_backward_begins_where_the_thread_of_forward_ends(tmp_path):
@@ -482,11 +482,11 @@ def test_between_operators_a_short_time_is_the_hosts_and_a_long_one_without_stac
 
 
 def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):
-    answer = explain_record(finished_run)
-    ns = parts_ns(answer)
-    assert sum(ns.values()) == answer["ranks"]["0"]["step_sum_ns"]
+    explanation = explain_record(finished_run)
+    ns = parts_ns(explanation)
+    assert sum(ns.values()) == explanation["ranks"]["0"]["step_sum_ns"]
     rows = [row for row in step_files.read(finished_run) if row.get("step_ms") is not None and not row.get("flags")]
-    assert answer["step_ms"] == pytest.approx(sum(row["step_ms"] for row in rows) / len(rows), abs=1e-6)
+    assert explanation["step_ms"] == pytest.approx(sum(row["step_ms"] for row in rows) / len(rows), abs=1e-6)
     assert ns[parts.LOADER] == pytest.approx(1e6 * sum(row["data_ms"] for row in rows), abs=len(rows))
 
 
@@ -511,11 +511,11 @@ def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, t
         if row.get("step_ms"):  # as it is when rank 0 waits: within its backward
             row |= {"step_ms": row["step_ms"] + 400.0, "backward_ms": row["backward_ms"] + 400.0}
     step_files.write(folder, rows)
-    answer = explain_record(folder)
-    first = answer["next"][0]
+    explanation = explain_record(folder)
+    first = explanation["next"][0]
     assert (first["part"], first["rank"]) == (parts.WAITING, 1)
     assert first["gain_ms"] == pytest.approx(400.0, rel=1e-3)
-    assert sum(parts_ns(answer).values()) == answer["ranks"]["0"]["step_sum_ns"]
+    assert sum(parts_ns(explanation).values()) == explanation["ranks"]["0"]["step_sum_ns"]
 
 
 # ---- real traces
@@ -540,31 +540,31 @@ def ranks_of(name):
     ],
 )
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
-    answer = account.accounts_of(ranks_of(name), include_last_step=include_last_step)[1]
-    for rank in answer["ranks"].values():
+    explanation = account.accounts_of(ranks_of(name), include_last_step=include_last_step)[1]
+    for rank in explanation["ranks"].values():
         assert sum(line["sum_ns"] for line in rank["parts"]) == rank["step_sum_ns"]
         for counted in rank["steps"]:
             assert sum(counted["sum_ns"].values()) == round(1e6 * counted["ms"])
-    assert sum(line["ms"] for line in answer["parts"]) == pytest.approx(answer["step_ms"], rel=1e-9)
-    whole_ns = account.whole_ns(answer)
-    assert sum(whole_ns.values()) == pytest.approx(1e6 * answer["step_ms"], abs=0.51)
-    against_itself = account.difference(answer, answer)
+    assert sum(line["ms"] for line in explanation["parts"]) == pytest.approx(explanation["step_ms"], rel=1e-9)
+    whole_ns = account.whole_ns(explanation)
+    assert sum(whole_ns.values()) == pytest.approx(1e6 * explanation["step_ms"], abs=0.51)
+    against_itself = account.difference(explanation, explanation)
     assert against_itself["change_ns"] == 0 and against_itself["lines"] == []
 
 
 @needs_shared
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
     ranks = ranks_of("modded_8xh100")
-    answer, analysed = account.accounts_of(ranks)[1], traces.analysed([rank.path for rank in ranks])
-    for rank in answer["ranks"]:
-        ns = parts_ns(answer, rank)
+    explanation, analysed = account.accounts_of(ranks)[1], traces.analysed([rank.path for rank in ranks])
+    for rank in explanation["ranks"]:
+        ns = parts_ns(explanation, rank)
         exposed_ns = ns[parts.WAITING] + ns[parts.EXPOSED] + ns[parts.WIRE]
         assert exposed_ns == pytest.approx(1e3 * analysed["ranks"][rank]["exposed_comm_us"], rel=1e-4)
-    late = answer["lateness"][0]
+    late = explanation["lateness"][0]
     assert late["rank"] == 1
     assert next(iter(late["more"])) == parts.HOST
-    assert answer["next"][0]["part"] == parts.WAITING and answer["next"][0]["rank"] == 1
-    assert answer["ranks"]["0"]["ceiling"].startswith("data sheet: NVIDIA H100")
+    assert explanation["next"][0]["part"] == parts.WAITING and explanation["next"][0]["rank"] == 1
+    assert explanation["ranks"]["0"]["ceiling"].startswith("data sheet: NVIDIA H100")
 
 
 # ---- the verb
@@ -600,9 +600,9 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, answer_of):
     device = {"id": "x", "name": H100["deviceProperties"][0]["name"], "index": 0}
     gemm = {"what": "gemm", "kind": "gemm", "unit": "TFLOP/s", "precision": "bfloat16", "shape": [1024, 1024, 1024]}
     gemm |= {"low": 1.0, "value": 1.0, "high": 400.0, "num_samples": 9}
-    made = {"schema_version": 1, "at": "2026-11-22T10:00:00Z", "took_s": 1.0, "device": "cuda", "environment": {}}
-    made |= {"devices": [device | {"figures": [gemm]}], "collectives": [], "omitted": []}
-    (tmp_path / "passport.json").write_text(json.dumps(made))
+    passport = {"schema_version": 1, "at": "2026-11-22T10:00:00Z", "took_s": 1.0, "device": "cuda", "environment": {}}
+    passport |= {"devices": [device | {"figures": [gemm]}], "collectives": [], "omitted": []}
+    (tmp_path / "passport.json").write_text(json.dumps(passport))
     arguments = [str(tmp_path / "a.json"), "--passport", str(tmp_path / "passport.json")]
     assert parts_ns(answer_of(verb, *arguments))[parts.ARITHMETIC] == 5369
     assert verb.main([*arguments, "--html", str(tmp_path / "a.html")]) == 0

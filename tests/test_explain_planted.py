@@ -270,9 +270,9 @@ def test_a_rank_that_sleeps_is_whom_the_others_wait_for(tmp_path):
     planted = str(real_runs.REPO / "tests" / "planted")
     tiny = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256"]
     folder = real_runs.run(tmp_path / "results", *tiny, *real_runs.TWO, PYTHONPATH=planted)
-    answer = explained.explain_record(folder)
-    first = answer["next"][0]
+    explanation = explained.explain_record(folder)
+    first = explanation["next"][0]
     assert (first["part"], first["rank"]) == (parts.WAITING, 1)
     assert first["gain_ms"] == pytest.approx(150, rel=WITHIN)
-    ns = [line["sum_ns"] for line in answer["ranks"]["0"]["parts"]]
-    assert sum(ns) == answer["ranks"]["0"]["step_sum_ns"]
+    ns = [line["sum_ns"] for line in explanation["ranks"]["0"]["parts"]]
+    assert sum(ns) == explanation["ranks"]["0"]["step_sum_ns"]

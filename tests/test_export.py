@@ -89,9 +89,9 @@ def test_a_log_of_our_own_run_imports_to_every_digit_of_its_record(tmp_path, mon
     folder = next((REPO / "results" / "published").glob("*/cpu_nano/*-s0"))
     (tmp_path / "a.txt").write_text(formats.modded_nanogpt_log(folder))
     ((run, rows),), facts = dialects.read_file(tmp_path / "a.txt")
-    ours = run_folder.read(folder)
+    own_run = run_folder.read(folder)
     for key in ("train_s", "step_avg_ms", "val_loss", "num_steps"):
-        assert run["metrics"][key] == pytest.approx(ours["metrics"][key], abs=1e-9, rel=0), key
+        assert run["metrics"][key] == pytest.approx(own_run["metrics"][key], abs=1e-9, rel=0), key
     val_losses = {row["step"]: row["val_loss"] for row in step_files.read(folder) if row["val_loss"] is not None}
     assert {row["step"]: row["val_loss"] for row in rows if row.get("val_loss") is not None} == val_losses
     assert facts["unmatched"] == []

@@ -119,9 +119,9 @@ def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_pat
         running.process.kill()
         running.process.wait()
         assert running.all_gone()
-        left = [path.name for path in running.folder.iterdir() if path.name.startswith(".")]
+        remaining = [path.name for path in running.folder.iterdir() if path.name.startswith(".")]
         run = real_runs.run_json(running.folder)
-    assert (run["status"], run["failure"]["kind"], left) == ("aborted", "launcher_killed", [])
+    assert (run["status"], run["failure"]["kind"], remaining) == ("aborted", "launcher_killed", [])
 
 
 @pytest.mark.parametrize("damage", ["removed", slow("cut")])
@@ -225,9 +225,9 @@ def test_an_error_of_the_disk_at_the_end_of_a_race_is_a_sentence_that_names_the_
         return real_runs.bench(home, "race", "--abandon", DISK_FAULT_AT=str(number), **shim)
 
     assert abandon(0).returncode == 1
-    operations = {(what, where.rpartition("/")[2]): number for number, _, what, where in disk_faults.operations(state)}
-    for what, name in (("rename", "race.json"), ("write", ledger.NAME)):
-        done = abandon(operations[what, name])
+    operations = {(call, where.rpartition("/")[2]): number for number, _, call, where in disk_faults.operations(state)}
+    for call, name in (("rename", "race.json"), ("write", ledger.NAME)):
+        done = abandon(operations[call, name])
         assert done.returncode == 2 and "Traceback" not in done.stderr
         assert re.search(rf"race: {home}/\S*{name}: Input/output error", done.stderr), done.stderr
         assert ledger.read(home).faults == []

@@ -47,7 +47,7 @@ def called(monkeypatch, capsys, results, *arguments):
     from bench.cli.main import main
 
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
-    code = main([str(word) for word in arguments])
+    code = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 

@@ -19,9 +19,9 @@ def recording():
     import torch
 
     torch.zeros(1, device="cuda")  # makes the context, which can take a second
-    made = device_memory.History("test", max_entries=10_000)
-    yield made
-    made.stop()
+    history = device_memory.History("test", max_entries=10_000)
+    yield history
+    history.stop()
     device_memory.when_out_of_memory(None)
 
 

@@ -93,8 +93,8 @@ def test_every_row_names_its_source_and_no_name_is_there_twice():
 def test_faster_precisions_are_not_slower():
     """fp32 <= tf32 <= bf16 <= fp8 wherever two of them are known: a sparse or swapped number would break it."""
     for device in peak_rates.DEVICES:
-        known = [peak for peak in (device.fp32, device.tf32, device.bf16, device.fp8) if peak is not None]
-        assert known == sorted(known), device.names
+        peaks = [peak for peak in (device.fp32, device.tf32, device.bf16, device.fp8) if peak is not None]
+        assert peaks == sorted(peaks), device.names
 
 
 @pytest.mark.parametrize(

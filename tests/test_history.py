@@ -207,10 +207,10 @@ def steps(inputs, github):
     defaults = {name: facts["default"] for name, facts in action["inputs"].items() if "default" in facts}
 
     def filled(text, outputs):
-        known = {f"inputs.{name}": value for name, value in (defaults | inputs).items()}
-        known |= {f"github.{name}": value for name, value in github.items()}
-        known |= {f"steps.race.outputs.{name}": value for name, value in outputs.items()}
-        return re.sub(r"\$\{\{ (.*?) \}\}", lambda match: known[match[1]], str(text))
+        values = {f"inputs.{name}": value for name, value in (defaults | inputs).items()}
+        values |= {f"github.{name}": value for name, value in github.items()}
+        values |= {f"steps.race.outputs.{name}": value for name, value in outputs.items()}
+        return re.sub(r"\$\{\{ (.*?) \}\}", lambda match: values[match[1]], str(text))
 
     return [step for step in action["runs"]["steps"] if "run" in step], filled
 
@@ -270,8 +270,8 @@ def test_the_action_edits_its_own_comment_alone_and_warns_without_permission(tmp
         for login, number in comments or ()
     ]
     (tmp_path / "comments.json").write_text(json.dumps(listed))
-    answer = f'jq -r "$5" {tmp_path}/comments.json' if comments else "exit 1"
-    cases = f"case $2 in user) exit 1;; repos/*) {answer};; esac"
+    reply = f'jq -r "$5" {tmp_path}/comments.json' if comments else "exit 1"
+    cases = f"case $2 in user) exit 1;; repos/*) {reply};; esac"
     (tmp_path / "gh").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/gh.log\n{cases}\n')
     (tmp_path / "gh").chmod(0o755)
     own, _ = steps({}, {})

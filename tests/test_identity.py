@@ -75,8 +75,8 @@ def code(tmp_path):
 
 def with_code(code):
     """A change(run) that makes it a record of the code in this folder, which is in no repository."""
-    known = {name: value for name, value in code_state.state(code).items() if value is not None}
-    return lambda run: run["code"].update(known)
+    facts = {name: value for name, value in code_state.state(code).items() if value is not None}
+    return lambda run: run["code"].update(facts)
 
 
 def add(results, code, seed, **options):

@@ -49,12 +49,12 @@ def test_a_log_cut_anywhere_in_its_last_line_never_gives_a_number_that_was_not_p
     start = text.rindex("step:")
     for stop in range(start + 1, len(text)):
         (run,), facts = read(text[:stop])
-        left = text[start:stop]
-        if left.endswith("100.00ms"):
+        remaining = text[start:stop]
+        if remaining.endswith("100.00ms"):
             assert (run.val_loss, run.complete, facts["unmatched"]) == (3.2793, True, [])
         else:
-            assert (run.val_loss, run.complete) == (10.8258, False), left
-            assert facts["unmatched"] == ([(10, left)] if re.match(r"step:\d", left) else []), left
+            assert (run.val_loss, run.complete) == (10.8258, False), remaining
+            assert facts["unmatched"] == ([(10, remaining)] if re.match(r"step:\d", remaining) else []), remaining
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def looks_like_a_metric_line(line):
 def values_of(line):
     """{column: value} of the line's words, in the plainest way."""
     values = {}
-    for word in line.decode("utf-8", "replace").split():
-        key, _, text = word.partition(":")
+    for field in line.decode("utf-8", "replace").split():
+        key, _, text = field.partition(":")
         if key in NAMES:
             is_s = key == "train_time" and not text.endswith("ms")
             number = float(text.removesuffix("ms").removesuffix("s")) * (1e3 if is_s else 1)
@@ -372,7 +372,7 @@ def mangled(line, draw):
     """Cuts the line, adds or changes a byte, or puts another line in its middle."""
     at = draw.randrange(len(line) + 1)
     before, after = line[:at], line[at:]
-    inserted, other = (draw.choice(some).to_bytes() for some in (b"0 :./-xs", b" :9m\xff\x00"))
+    inserted, other = (draw.choice(characters).to_bytes() for characters in (b"0 :./-xs", b" :9m\xff\x00"))
     changed = [before, after, before + inserted + after, before + b"step:5/9 " + after, before + other + after[1:]]
     return draw.choice([line, line, line, *changed])
 
@@ -383,8 +383,8 @@ def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(
     for number in range(1, 200):
         values = {"step": number, "total": 200, "ms": number * 100, "s": number / 10, "loss": draw.uniform(2, 11)}
         values |= {name: draw.random() for name in ("small", "norm", "avg")}
-        word = draw.choice(FORMATS).format(**values)
-        text.append(mangled(word.encode(), draw).replace(b"\n", b""))
+        printed = draw.choice(FORMATS).format(**values)
+        text.append(mangled(printed.encode(), draw).replace(b"\n", b""))
     parsed, texts, _ = lines.read(b"\n".join(text) + b"\n")
     kept = dict(zip(parsed.line_numbers.tolist(), range(len(parsed))))
     reported = {number for number, _ in parsed.unmatched}

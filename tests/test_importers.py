@@ -47,10 +47,10 @@ def test_milliseconds_and_what_the_head_says():
     assert (run.num_steps, run.declared_steps) == (2, 2)
     assert (run.complete, run.val_loss, run.train_time_ms) == (True, 3.2777, 498.0)
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
-    known = {"torch": "2.10.0+cu128", "cuda": "12.8", "driver": "570.195.03", "peak_mib": 31262}
-    known |= {"gpu_name": "NVIDIA H100 80GB HBM3", "num_gpus": 2, "power_limit_w": 700.0}
-    known |= {"started_at": "2026-01-10T23:36:12Z", "started_zone": "unknown: the machine's own"}
-    assert run.facts == known | dict.fromkeys(("python", "seed", "world_size"))
+    facts = {"torch": "2.10.0+cu128", "cuda": "12.8", "driver": "570.195.03", "peak_mib": 31262}
+    facts |= {"gpu_name": "NVIDIA H100 80GB HBM3", "num_gpus": 2, "power_limit_w": 700.0}
+    facts |= {"started_at": "2026-01-10T23:36:12Z", "started_zone": "unknown: the machine's own"}
+    assert run.facts == facts | dict.fromkeys(("python", "seed", "world_size"))
 
 
 def test_a_headline_that_is_not_val_loss_is_reported_and_not_swapped_in():
@@ -303,8 +303,8 @@ LLM_C = "val loss 5.3\nstep 0: train loss 5.2 (took 1928.5 ms)\nstep 1: train lo
 )
 def test_lines_are_read_whatever_a_logger_or_a_launcher_puts_before_them(before, form, text, losses, time_ms, declared):
     ((run,), facts) = read_console("".join(f"{before}{line}\n" for line in text.splitlines()).encode(), form)
-    known = run.columns["train_loss"][~np.isnan(run.columns["train_loss"])].tolist()
-    assert (known, run.train_time_ms, run.declared_steps) == (losses, time_ms, declared)
+    losses_read = run.columns["train_loss"][~np.isnan(run.columns["train_loss"])].tolist()
+    assert (losses_read, run.train_time_ms, run.declared_steps) == (losses, time_ms, declared)
     assert (run.complete, run.num_steps, facts["unmatched"]) == (True, 2, [])
     if form == "nanoswe":
         assert (run.val_loss, run.facts["gpu_name"], run.facts["world_size"]) == (None, "NVIDIA B200", 8)

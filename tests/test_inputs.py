@@ -27,8 +27,8 @@ LONGER = [*SAMPLE[20:], *CHANCE.sample([step for step in WALK if step[0] in SLOW
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    with World(tmp_path_factory.mktemp("world")) as made:
-        yield made
+    with World(tmp_path_factory.mktemp("world")) as built:
+        yield built
 
 
 @pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb in SLOW)) for verb in READS])

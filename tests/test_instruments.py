@@ -94,8 +94,8 @@ def test_an_instrument_that_cannot_start_is_a_warning(context, monkeypatch):
         raise OSError("no sensor")
 
     monkeypatch.setattr(regions, "INSTRUMENT", no_sensor)
-    made, warnings = registry.load({"regions": {}}, context)
-    assert made == []
+    instruments, warnings = registry.load({"regions": {}}, context)
+    assert instruments == []
     assert warnings == [{"instrument": "regions", "edge": "start", "error": "OSError: no sensor"}]
 
 

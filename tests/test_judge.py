@@ -259,7 +259,7 @@ def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
     monkeypatch.setattr(plain_file, "content", counted)
     for arguments in ([str(won)], [f"{won.name}:B"], plain):
         paths.clear()
-        assert judge.main([str(word) for word in arguments]) == 0
+        assert judge.main([str(argument) for argument in arguments]) == 0
         assert paths.count(results.folder / ledger.NAME) == 1
 
 
@@ -286,8 +286,8 @@ def test_a_changed_plan_and_a_changed_verdict_are_refused(lost):
     path = lost / "race.json"
     path.write_text(path.read_text().replace('"slower"', '"faster"'))
     assert "it was changed" in failed(lost)["it is faster than its baseline"]
-    made = json.loads((lost / "plan.json").read_text())
-    (lost / "plan.json").write_text(json.dumps(made | {"alpha": 0.2}))
+    race_plan = json.loads((lost / "plan.json").read_text())
+    (lost / "plan.json").write_text(json.dumps(race_plan | {"alpha": 0.2}))
     with pytest.raises(ValueError, match="not the plan in the ledger"):
         failed(lost)
 

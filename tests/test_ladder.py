@@ -265,8 +265,8 @@ def test_a_rungs_experiment_moves_weights_as_its_record_does(rung):
         optimizer.step()
     moves = {name: parameter - before[name] for name, parameter in tensors.items()}
     muons = [part for part in getattr(optimizer, "parts", {}).values() if isinstance(part, Muon)]
-    theirs = {id(tensor) for part in muons for group in part.param_groups for tensor in group["params"]}
-    by_muon = summary({name: moves[name] for name in tensors if id(tensors[name]) in theirs}).keys()
+    held = {id(tensor) for part in muons for group in part.param_groups for tensor in group["params"]}
+    by_muon = summary({name: moves[name] for name in tensors if id(tensors[name]) in held}).keys()
 
     # Newton-Schulz in bfloat16: our order of multiplying differs from the older records'
     def tolerance_of(kind):

@@ -93,14 +93,14 @@ def test_every_record_of_the_speedrun_in_conf_is_a_rung_and_nothing_else():
 
 
 def test_a_rung_says_what_its_record_reached():
-    known = {rung.name: rung for rung in sizes.known_rungs()}
-    r09 = known["r09"]
+    rungs = {rung.name: rung for rung in sizes.known_rungs()}
+    r09 = rungs["r09"]
     assert (r09.minutes, r09.num_steps, r09.step_ms, r09.val_loss) == (8.2, 3200, 154.78, 3.2791)
     assert r09.what == "value residual, embedding skip, momentum warm-up, cap 30"
-    assert (known["r01"].minutes, known["r01"].num_steps) == (45.0, 19560)
-    simple = known["simple"]  # "3.28 or a little less", "147 to 155 ms" are no measurements
+    assert (rungs["r01"].minutes, rungs["r01"].num_steps) == (45.0, 19560)
+    simple = rungs["simple"]  # "3.28 or a little less", "147 to 155 ms" are no measurements
     assert (simple.minutes, simple.num_steps, simple.step_ms, simple.val_loss) == (None, 3250, None, None)
-    for rung in known.values():
+    for rung in rungs.values():
         assert rung.what and (rung.minutes or rung.name == "simple"), f"{rung.name}.yaml: its head is not read"
 
 

@@ -191,8 +191,8 @@ def test_a_run_that_profiles_itself_is_not_looked_at():
 
 def test_a_look_is_no_part_of_the_config_id():
     ids = {
-        identity.config_id(compose.compose(["track=cpu_nano", "hardware=cpu", word]))
-        for word in ("look=on", "look=off", "look=auto")
+        identity.config_id(compose.compose(["track=cpu_nano", "hardware=cpu", override]))
+        for override in ("look=on", "look=off", "look=auto")
     }
     assert len(ids) == 1
 

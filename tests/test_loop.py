@@ -40,13 +40,13 @@ def run(losses, num_steps, val_every_steps, target=None, stop_after=None):
     clock, steps, val_losses = FakeClock(), [], iter(losses)
     goal = GoalConfig(num_steps=num_steps, val_tokens=1, val_every_steps=val_every_steps)
     line = FinishLine(goal, 1.0, 1, float, print, lambda loss: target is not None and loss <= target, stop_after)
-    answer = train(steps.append, lambda: next(val_losses), line, clock, Instruments(clock.log))
-    return answer, steps, clock.log
+    outcome = train(steps.append, lambda: next(val_losses), line, clock, Instruments(clock.log))
+    return outcome, steps, clock.log
 
 
 def test_validates_first_then_every_so_often_then_last():
-    answer, steps, log = run([5.0, 4.0, 3.0, 2.0], num_steps=5, val_every_steps=2)
-    assert answer == (5, 2.0)
+    outcome, steps, log = run([5.0, 4.0, 3.0, 2.0], num_steps=5, val_every_steps=2)
+    assert outcome == (5, 2.0)
     assert steps == [0, 1, 2, 3, 4]
     expected = [(0, 5.0, 0.0), (2, 4.0, 0.0), (4, 3.0, 0.0), (5, 2.0, 0.0)]
     assert [entry[1:] for entry in log if entry[0] == "on_validation"] == expected
@@ -65,8 +65,8 @@ def test_validates_first_then_every_so_often_then_last():
 def test_stops_at_the_finish_line_or_after_the_step_that_is_asked_for(
     losses, settings, num_steps, last, num_validations
 ):
-    answer, steps, log = run(losses, *settings)
-    assert answer == (num_steps, losses[-1]) and len(steps) == num_steps
+    outcome, steps, log = run(losses, *settings)
+    assert outcome == (num_steps, losses[-1]) and len(steps) == num_steps
     assert log[-2:] == last and log.count("pause validation") == num_validations
 
 

@@ -46,9 +46,9 @@ def test_a_recording_is_bounded_with_python_stacks_and_begins_empty(cuda):
 
 def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/grace")
-    here = str(REPO)
+    checkout = str(REPO)
     stack = frames(
-        f"{here}/models/gpt2.py:45 forward", "/home/grace/lib/x.py:1 f", "/tmp/torchinductor_grace/ab/c.py:3 call"
+        f"{checkout}/models/gpt2.py:45 forward", "/home/grace/lib/x.py:1 f", "/tmp/torchinductor_grace/ab/c.py:3 call"
     )
     recording = device_memory.History()
     recording.start()
@@ -57,7 +57,7 @@ def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_pa
     path = tmp_path / "memory" / "a_rank0.pickle"
     assert recording.dump(path, rank=0, window="a") == path.stat().st_size
     content = path.read_bytes()
-    assert content[:2] == b"\x80\x04" and b"grace" not in content and here.encode() not in content
+    assert content[:2] == b"\x80\x04" and b"grace" not in content and checkout.encode() not in content
     snapshot = pickles.load(path)
     expected = ["models/gpt2.py", "~/lib/x.py", "/tmp/torchinductor/ab/c.py"]
     assert [frame["filename"] for frame in snapshot["device_traces"][0][-1]["frames"]] == expected
@@ -77,9 +77,9 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing(cuda, tmp_path, monkey
 
 def history(folder, rank=0, device_type="cuda", num_steps=5, **settings):
     where, events, messages = context(folder, device_type, rank, num_steps)
-    made, warnings = load({"memory_history": SETTINGS | settings}, where)
+    instruments, warnings = load({"memory_history": SETTINGS | settings}, where)
     assert warnings == []
-    return made[0], InstrumentSet(made), events, messages
+    return instruments[0], InstrumentSet(instruments), events, messages
 
 
 def build_and_warm_up(watch, cuda):

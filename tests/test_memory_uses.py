@@ -69,7 +69,7 @@ def test_weights_and_state_of_before_the_recording_are_known_by_the_stacks_of_th
 
 def test_the_page_and_the_facts_show_uses():
     snapshot = trained(with_marks=True)
-    answer = page.document_of_snapshot(snapshot, "x")
-    html, (facts,) = answer.html(), answer.data["devices"]
+    document = page.document_of_snapshot(snapshot, "x")
+    html, (facts,) = document.html(), document.data["devices"]
     assert "What memory was for" in html and "Judged from where" in html and 'data-chart="memory-use-0"' in html
     assert facts["uses_at_peak"]["optimizer state"] == 16 * MIB

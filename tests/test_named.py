@@ -27,15 +27,15 @@ def results(tmp_path, monkeypatch):
 
 def test_a_run_is_a_path_its_run_json_its_id_or_part_of_it(results):
     folder = results / "cpu_nano" / COMPLETE.name
-    for word in (str(folder), f"cpu_nano/{folder.name}", f"{folder}/run.json", folder.name, "031500Z"):
-        assert named.folder(word) == folder
-        assert named.runs([word]) == [folder]
+    for name in (str(folder), f"cpu_nano/{folder.name}", f"{folder}/run.json", folder.name, "031500Z"):
+        assert named.folder(name) == folder
+        assert named.runs([name]) == [folder]
 
 
 def test_several_runs_are_a_folder_a_glob_a_config_id_or_a_comma_list(results):
     folders = [results / "cpu_nano" / base.name for base in (COMPLETE, FAILED)]
-    for word in ("cpu_nano", "cpu_nano/*-s?", "48623a63", "031500Z,031501Z", str(results)):
-        assert named.runs([word]) == folders, word
+    for name in ("cpu_nano", "cpu_nano/*-s?", "48623a63", "031500Z,031501Z", str(results)):
+        assert named.runs([name]) == folders, name
     with pytest.raises(ValueError, match="48623a63: is part of 2 run ids, .* among them"):
         named.folder("48623a63")
     with pytest.raises(ValueError, match="fits 2 paths"):
@@ -44,8 +44,8 @@ def test_several_runs_are_a_folder_a_glob_a_config_id_or_a_comma_list(results):
 
 def test_a_race_is_its_folder_its_race_json_or_its_id_and_an_arm_is_named_after_it(results):
     folder = results / "races" / "r1"
-    for word in ("races/r1", "races/r1/race.json", "r1"):
-        assert [(arm.race, arm.arm) for arm in named.find([word, f"{word}:B"])] == [(folder, None), (folder, "B")]
+    for name in ("races/r1", "races/r1/race.json", "r1"):
+        assert [(arm.race, arm.arm) for arm in named.find([name, f"{name}:B"])] == [(folder, None), (folder, "B")]
 
 
 def test_a_claim_and_a_log_are_found_by_path(results):
@@ -91,7 +91,7 @@ def test_a_race_of_another_results_folder_is_not_resumed_here(results, tmp_path_
 @pytest.fixture
 def raced(results):
     """A race that has ended, of one run an arm, and one under way whose only run says so itself."""
-    done, running = (f"20261101T{time}Z-race-{word}" for time, word in (("010000", "aaaa1111"), ("020000", "bbbb2222")))
+    done, running = (f"20261101T{time}Z-race-{end}" for time, end in (("010000", "aaaa1111"), ("020000", "bbbb2222")))
     arms = {"A": {"runs": [f"cpu_nano/{COMPLETE.name}"]}, "B": {"runs": [f"cpu_nano/{FAILED.name}"]}}
     for name in (done, running):
         (results / "races" / name).mkdir()
@@ -104,10 +104,10 @@ def raced(results):
 
 
 def test_part_of_a_race_id_means_the_race_and_after_a_colon_its_arm(results, raced):
-    for word in (raced[0], "race-aaaa1111", "aaaa1111", "20261101T01"):
-        (arm,) = named.find([word])
+    for name in (raced[0], "race-aaaa1111", "aaaa1111", "20261101T01"):
+        (arm,) = named.find([name])
         assert (arm.race.name, arm.arm) == (raced[0], None)
-        (arm,) = named.find([f"{word}:B"])
+        (arm,) = named.find([f"{name}:B"])
         assert (arm.race.name, arm.arm) == (raced[0], "B")
     with pytest.raises(ValueError, match="20261101: is part of 2 race ids: .*aaaa1111, .*bbbb2222"):
         named.find(["20261101"])

@@ -159,13 +159,13 @@ def wait_for_take(leading):
 
 def leader_of(leading, folder):
     """A Leader whose run has ended, with one node that is to send its files."""
-    made = object.__new__(leader.Leader)
+    created = object.__new__(leader.Leader)
     state = {"failures": [], "_lost": None, "_interrupted": None, "_own_is_known": False, "_bad_files": []}
-    vars(made).update(_store=leading, _folder=folder, _group=None, _has_begun=True, **state)
+    vars(created).update(_store=leading, _folder=folder, _group=None, _has_begun=True, **state)
     files = carried.Incoming(folder, set())
     where = {"folder": "/nowhere", "clock": {"offset_ns": 0}, "files": files, "has_ended": True}
-    made._peers = {1: facts.Peer(1, 1, 1, 1, 0, {}, **where)}
-    return made
+    created._peers = {1: facts.Peer(1, 1, 1, 1, 0, {}, **where)}
+    return created
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_others_arrive(met, tmp_path, monkeypatch):
@@ -231,9 +231,9 @@ def test_a_node_that_does_not_say_what_it_is_is_refused(met, tmp_path):
 
 def waiting(member):
     """A Member that has said hello."""
-    made = member_module.Member.__new__(member_module.Member)
-    vars(made).update(_store=member, _waiting=[], _group=None)
-    return made
+    created = member_module.Member.__new__(member_module.Member)
+    vars(created).update(_store=member, _waiting=[], _group=None)
+    return created
 
 
 @pytest.mark.parametrize(
@@ -415,14 +415,14 @@ def test_a_node_whose_gpu_another_process_has_refuses_with_75_and_so_do_all_the_
         assert owner.stdout.readline() == "None\n"
         other = member_module.Member(reach(5.0), None, real_runs.REPO)
         why = f"GPU 0: process {owner.pid} of user {os.geteuid()} has it"
-        with pytest.raises(leases.Busy, match=why) as here:
+        with pytest.raises(leases.Busy, match=why) as refusal:
             member_module._take_part(reach, 5.0, "", lambda: job, {})
         with pytest.raises(leases.Busy, match=f"another node refuses: {why}") as on_node_zero:
             while True:
                 leading._join()
         with pytest.raises(member_module.Refused, match=f"another node refuses: {why}") as elsewhere:
             other._wait_for("start")
-        assert {error.value.exit_code for error in (here, on_node_zero, elsewhere)} == {75}
+        assert {error.value.exit_code for error in (refusal, on_node_zero, elsewhere)} == {75}
         other._store.close()
         owner.kill()
     assert own.name not in leases._held
@@ -574,10 +574,10 @@ def test_a_node_with_other_code_is_refused_on_both(pair, tmp_path):
 @pytest.mark.slow
 def test_a_damaged_shard_on_one_node_is_said_on_both_at_once(pair, tmp_path):
     data = {host: tmp_path / f"data{host}" for host in (0, 1)}
-    made = {**os.environ, "SPEEDRUN_DATA": str(data[0])}
-    run = tuple(word for word in real_runs.SHORT if not word.startswith("data="))
+    variables = {**os.environ, "SPEEDRUN_DATA": str(data[0])}
+    run = tuple(override for override in real_runs.SHORT if not override.startswith("data="))
     subprocess.run(
-        ["./run.sh", "data", "make", "markov"], cwd=real_runs.REPO, env=made, check=True, capture_output=True
+        ["./run.sh", "data", "make", "markov"], cwd=real_runs.REPO, env=variables, check=True, capture_output=True
     )
     shutil.copytree(data[0], data[1])
     shard = next(path for path in data[1].rglob("*train*") if path.is_file() and path.suffix != ".json")

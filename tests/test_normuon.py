@@ -79,7 +79,7 @@ def test_a_step_of_many_matrices_has_the_bits_of_a_step_of_each_alone(record):
     matrices = [hashed(shape, k) for k, shape in enumerate(SHAPES * 2)]
     together, alone = ([torch.nn.Parameter(matrix.clone()) for matrix in matrices] for _ in range(2))
     settings = {"momentum": 0.95, **POLAR, **SETTINGS[record]}
-    optimizers = [NorMuon(some, **settings) for some in (together, *([matrix] for matrix in alone))]
+    optimizers = [NorMuon(group, **settings) for group in (together, *([matrix] for matrix in alone))]
     for step in range(2):
         for k, pair in enumerate(zip(together, alone, strict=True)):
             for matrix in pair:

@@ -85,20 +85,20 @@ def test_settings_that_cannot_be_are_refused(overrides, remedy):
 @pytest.fixture
 def calls(monkeypatch):
     """Every call of torch's NVTX and profiler range, in order."""
-    made = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: made.append(name))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: made.append("pop"))
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: made.append("START"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: made.append("STOP"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: made.append("sync"))
-    return made
+    recorded = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: recorded.append(name))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: recorded.append("pop"))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: recorded.append("START"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: recorded.append("STOP"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: recorded.append("sync"))
+    return recorded
 
 
 def loaded(tmp_path, chosen, device_type="cuda", rank=0, num_steps=3):
     compose._check_settings("instruments", chosen)
     context = Context(tmp_path, rank, 2, device_type, num_steps, HostMarks(time.perf_counter_ns))
-    made, warnings = registry.load(chosen, context)
-    return InstrumentSet(made, warnings=warnings)
+    instruments, warnings = registry.load(chosen, context)
+    return InstrumentSet(instruments, warnings=warnings)
 
 
 def train(watch, num_steps=3):

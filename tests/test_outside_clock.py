@@ -27,7 +27,7 @@ def edges(*segments_ms, late_ms=()):
         t_ns += segment_ms * MS
         marks.append((t_ns, 0, "go" if number % 2 else "pause"))
     marks[-1] = (t_ns, 0, "stop")
-    return [(t_ns, dict(late_ms).get(number, 0) * MS, word) for number, (t_ns, _, word) in enumerate(marks)]
+    return [(t_ns, dict(late_ms).get(number, 0) * MS, kind) for number, (t_ns, _, kind) in enumerate(marks)]
 
 
 def clock_of(segments_ms, claimed_s, gaps_ns=(), late_ms=()):
@@ -68,7 +68,7 @@ def test_what_the_reader_says_of_its_own_lateness_accuses_nobody():
 
 @pytest.mark.parametrize("kinds", [[], ["start"], ["start", "pause", "pause", "stop"], ["pause", "go", "stop"]])
 def test_edges_that_are_no_whole_series_are_doubted(kinds):
-    clock = outside_clock.clock_from_edges([(number, 0, word) for number, word in enumerate(kinds)], [], 1.0)
+    clock = outside_clock.clock_from_edges([(number, 0, kind) for number, kind in enumerate(kinds)], [], 1.0)
     assert clock["outside_s"] is None and doubts(clock) == ["outside clock"]
 
 
@@ -106,7 +106,7 @@ def test_a_launcher_that_was_not_run_doubts_the_machine():
 
 def test_a_stopped_launcher_cannot_make_the_outside_time_shorter():
     """All edges come at once when it goes on: the first may have come as early as it last looked."""
-    late = [(9000 * MS, 9000 * MS, word) for _, _, word in edges(*TEN_S)]
+    late = [(9000 * MS, 9000 * MS, kind) for _, _, kind in edges(*TEN_S)]
     clock = outside_clock.clock_from_edges(late, [(200 * MS, 9000 * MS)], 5.0)
     assert clock["outside_s"] == 9.0 and doubts(clock) == ["launcher"]
 

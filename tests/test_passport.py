@@ -43,12 +43,12 @@ def gemm(precision, shape, value, spread=0.0, **facts):
 
 def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **fields):
     """Returns a passport.  devices: a list of figures for each GPU."""
-    made = [
+    entries = [
         {"id": f"id-{index}", "name": "NVIDIA H100 80GB HBM3", "index": index, "figures": list(own), "under_load": {}}
         for index, own in enumerate(devices)
     ]
     facts = {"schema_version": 1, "at": at, "took_s": 60.0, "device": "cuda", "environment": {}, "omitted": []}
-    return facts | {"devices": made, "collectives": list(collectives)} | fields
+    return facts | {"devices": entries, "collectives": list(collectives)} | fields
 
 
 # ---- measuring
@@ -291,17 +291,17 @@ def test_the_doctor_measures_keeps_compares_and_prints(results, monkeypatch, ans
     copies = [name for name, figure in measured.items() if figure["kind"] == "copy"]
     assert copies and measured[copies[0]]["num_samples"] >= works.MIN_SAMPLES
     assert progress[0].startswith("1/") and progress[0].endswith("clock")
-    known = {*measured, *(figure["what"] for figure in first["collectives"])}
+    names = {*measured, *(figure["what"] for figure in first["collectives"])}
     omitted = {line.rpartition(":")[0] for line in first["omitted"]}
-    assert omitted and not known & omitted
+    assert omitted and not names & omitted
     second = json.loads(json.dumps(first | {"at": "2100-01-01T00:00:00.000Z"}))
     slower = next(figure for figure in second["devices"][0]["figures"] if figure["what"] == copies[0])
     slower |= {name: slower[name] * measured[copies[0]]["low"] / measured[copies[0]]["high"] / 2 for name in ENDS}
     changes = judged.changes(second, [first])
-    assert {line["what"] for line in changes} == known
+    assert {line["what"] for line in changes} == names
     assert [line["what"] for line in changes if line["beyond_spread"]] == [copies[0]]
     text = judged.as_text(second, kept.folder() / "x.json", changes, [])
-    assert f"compared with 1 earlier passport: 1 of {len(known)} figures beyond the spread (*), 1 of them worse" in text
+    assert f"compared with 1 earlier passport: 1 of {len(names)} figures beyond the spread (*), 1 of them worse" in text
     assert "not measured, no time" in text
     monkeypatch.setattr(session, "measure", lambda hardware, env, say: second)
     printed = answer_of(doctor, "hardware=cpu", "--passport")

@@ -89,10 +89,10 @@ def test_a_gpu_compiles_at_least_three_times_and_anew_in_each_round_that_may_be_
 def test_a_race_of_unknown_length_looks_after_every_round():
     request = plan.parse_request(["n=auto:3-20"])
     assert request == {"arms": {}, "n": 20, "sequential": {"first": 3, "last": 20}}
-    known = made(n=request["n"], sequential=request["sequential"])
-    assert (known["n"], known["looks"], known["sequential"]) == (20, list(range(3, 21)), {"first": 3, "last": 20})
-    due = [plan.look_after(known, position) for position in range(len(known["order"]))]
-    assert [look for look in due if look] == known["looks"]
+    design = made(n=request["n"], sequential=request["sequential"])
+    assert (design["n"], design["looks"], design["sequential"]) == (20, list(range(3, 21)), {"first": 3, "last": 20})
+    due = [plan.look_after(design, position) for position in range(len(design["order"]))]
+    assert [look for look in due if look] == design["looks"]
     assert made()["sequential"] is None and made()["compilations"] == 1
 
 
@@ -105,8 +105,8 @@ def test_the_hash_is_that_of_every_word_of_the_plan():
 
 def test_a_look_is_due_when_every_arm_has_that_many_runs_and_the_last_after_all_of_them():
     assert made()["looks"] == [5] and made(looks=[3])["looks"] == [3, 5]
-    known = made(n=4, looks=[2])
-    due = [plan.look_after(known, position) for position in range(len(known["order"]))]
+    design = made(n=4, looks=[2])
+    due = [plan.look_after(design, position) for position in range(len(design["order"]))]
     assert due == [None, None, None, None, None, 2, None, None, None, 4]
 
 

@@ -82,9 +82,9 @@ def test_settings_are_typed_columns_and_metrics_a_view(six_runs, database, capsy
     assert database("SELECT sum(value) FROM metrics WHERE metric = 'train_s'") == [(75.0,)]
     assert database("SELECT count(DISTINCT run_id), max(step) FROM steps WHERE val_loss IS NOT NULL") == [(7, 4)]
     names = ("optim.lr", "target_reached", "seed", "model", "instruments.telemetry.rate_hz", "machine_doubts")
-    known = types(database)
-    assert [known.get(name) for name in names[:4]] == ["double precision", "boolean", "bigint", "text"]
-    assert known["machine_doubts"] == "jsonb"
+    columns = types(database)
+    assert [columns.get(name) for name in names[:4]] == ["double precision", "boolean", "bigint", "text"]
+    assert columns["machine_doubts"] == "jsonb"
     assert database("SELECT count(*) FROM runs WHERE target_reached") == [(6,)]
     assert types(database, "steps")["step_ms"] == "double precision"
 
@@ -117,9 +117,9 @@ def test_a_setting_of_another_type_or_name_widens_the_table(six_runs, database, 
     (other / "config.yaml").write_text(text.replace("optim:\n", f"optim:\n  {long}: 1\n  '{strange}': 1\n"))
     assert exported(database, other) == 0
     assert f"optim.{long}" in capsys.readouterr().err
-    known = types(database)
-    assert (known["optim.lr"], known["model.width"]) == ("text", "double precision")
-    assert known[f"optim.{strange}"] == "bigint" and not any("xxx" in name for name in known)
+    columns = types(database)
+    assert (columns["optim.lr"], columns["model.width"]) == ("text", "double precision")
+    assert columns[f"optim.{strange}"] == "bigint" and not any("xxx" in name for name in columns)
     assert database('SELECT DISTINCT "optim.lr" FROM runs WHERE seed < 9 ORDER BY 1') == [("0.003",), ("0.006",)]
     assert database('SELECT "optim.lr" FROM runs WHERE seed = 30') == [("auto",)]
     assert exported(database, six_runs) == 0  # and whose types are narrower goes on

@@ -80,7 +80,7 @@ def planted(tmp_path):
 def answers(folder, capsys, *options):
     code = pr.main([str(folder), "--json", *options])
     report = json.loads(capsys.readouterr().out)
-    return code, {name: answer[0] for name, answer in report["answers"].items()}, report
+    return code, {name: row[0] for name, row in report["answers"].items()}, report
 
 
 CHANGED = SCRIPT.replace("model[0] += 1", "model[0] += 2")
@@ -284,8 +284,8 @@ def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_
     code, _, report = answers("7", capsys, "--clone", str(clone))
     assert (code, report["candidate"], report["baseline"]) == (1, "0", FIRST)
     assert "0 was chosen by the code of the pull request's script, and --candidate z50" in report["choice"]
-    word, evidence = report["answers"]["same_hardware"]
-    assert word == "not shown" and "71.10 s to 70.10 s" in evidence
+    mark, evidence = report["answers"]["same_hardware"]
+    assert mark == "not shown" and "71.10 s to 70.10 s" in evidence
     for number, why in (("8", "no refs/pull/8/head and no commit"), ("9", "fetch origin pull/9/head")):
         with pytest.raises(ValueError, match=why):
             pr.main([number, "--clone", str(clone)])

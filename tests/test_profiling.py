@@ -228,8 +228,8 @@ def test_a_name_that_is_no_text_is_made_one(tmp_path):
 
 
 def event(name, category, filler=""):
-    known = {} if category is None else {"cat": category}
-    return json.dumps({"ph": "X", **known, "name": name, "args": {"x": filler}}).encode()
+    fields = {} if category is None else {"cat": category}
+    return json.dumps({"ph": "X", **fields, "name": name, "args": {"x": filler}}).encode()
 
 
 def test_what_is_of_least_use_is_left_out_first():

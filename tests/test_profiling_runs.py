@@ -80,15 +80,15 @@ def test_a_speedrun_under_a_profiler_is_one_run_that_stops_after_its_window(run_
 
 def test_the_traces_of_both_ranks_are_analysed(run_with):
     folder = run_with("modded")
-    answer = traces.analysed(load.find(folder))
-    assert set(answer["ranks"]) == {"0", "1"} and answer["overall"]["missing_ranks"] == []
-    for rank in answer["ranks"].values():
+    report = traces.analysed(load.find(folder))
+    assert set(report["ranks"]) == {"0", "1"} and report["overall"]["missing_ranks"] == []
+    for rank in report["ranks"].values():
         assert (rank["profiler_steps"], rank["profiler_steps_excluded"]) == ([11, 12, 13], [14]) and rank["cut"] is None
         assert rank["num_bad_events"] == 0
         phases = {line["phase"]: line["host_us"] for line in rank["phases"]}
         assert phases["backward"] > phases["data"] > 0
         assert rank["operators"][0]["self_cpu_us"] == max(line["self_cpu_us"] for line in rank["operators"])
-    assert "aten::mm" in document(answer, "x").terminal() and "no device rows" in document(answer, "x").terminal()
+    assert "aten::mm" in document(report, "x").terminal() and "no device rows" in document(report, "x").terminal()
 
 
 def test_kempners_window_writes_its_summary_and_changes_no_loss(run_with):

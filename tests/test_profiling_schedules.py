@@ -53,9 +53,9 @@ def test_every_step_of_any_schedule_does_what_torchs_own_does():
         schedule = {"wait": draw.randrange(9), "warmup": draw.randrange(5), "active": draw.randrange(1, 6)}
         optional = {"repeat": draw.randrange(4), "skip_first": draw.randrange(12), "skip_first_wait": draw.randrange(2)}
         schedule |= {key: number for key, number in optional.items() if draw.random() < 0.7}
-        theirs = torch.profiler.schedule(**schedule)
+        reference = torch.profiler.schedule(**schedule)
         (window,) = windows_of(steps_of_schedule(schedule))
-        expected = [theirs(step) for step in range(NUM_STEPS)]
+        expected = [reference(step) for step in range(NUM_STEPS)]
         assert actions(window, NUM_STEPS) == expected, schedule
         seen.update(expected)
     assert len(seen) == 4  # none, warm-up, record, record and save

@@ -115,7 +115,7 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_sentence(results, capsys, settings, message):
-    assert program.main(["run", *FREE, *[word.replace("ROOT", str(PACKAGE)) for word in settings]]) == 2
+    assert program.main(["run", *FREE, *[setting.replace("ROOT", str(PACKAGE)) for setting in settings]]) == 2
     shown = " ".join(capsys.readouterr().err.split())
     assert message.replace("ROOT", str(PACKAGE)) in shown and "Traceback" not in shown
     assert real_runs.folders(results) == []

@@ -128,10 +128,10 @@ def test_earlier_runs_of_the_same_config_say_how_long_it_takes(finished_run, mon
 
 
 def test_only_the_five_latest_complete_runs_of_a_config_are_read(tmp_path, monkeypatch):
-    known = {minute: {"status": "complete", "measured": {"wall_s": float(minute)}} for minute in range(10)}
-    known[8]["status"], known[9]["measured"], read = "failed", {}, []  # the newest is an imported log
-    known[7]["measured"] = {"wall_s": None}
-    monkeypatch.setattr(series.run_folder, "read", lambda folder: known[read.append(folder) or int(folder.name[10])])
+    records = {minute: {"status": "complete", "measured": {"wall_s": float(minute)}} for minute in range(10)}
+    records[8]["status"], records[9]["measured"], read = "failed", {}, []  # the newest is an imported log
+    records[7]["measured"] = {"wall_s": None}
+    monkeypatch.setattr(series.run_folder, "read", lambda folder: records[read.append(folder) or int(folder.name[10])])
     monkeypatch.setattr(series, "results_root", lambda: tmp_path)
     for minute in range(10):
         for config_id in ("aaaaaaaa", "bbbbbbbb"):

@@ -231,13 +231,13 @@ def test_what_no_pair_is_like_is_not_checked():
 def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path):
     log = re.sub(r"# *Rank +[2-7].*", "#", NCCL_TESTS)
     (tmp_path / "log.txt").write_text(log)
-    answer = projecting.project(published(), gpus=2, link=str(tmp_path / "log.txt"))
-    facts = answer.to_dict()
+    projection = projecting.project(published(), gpus=2, link=str(tmp_path / "log.txt"))
+    facts = projection.to_dict()
     assert facts["measured"]["step_ms"] == run_folder.read(published())["metrics"]["step_avg_ms"]
-    assert answer.interval_ms is None and "Not checked, so without an interval" in str(answer)
+    assert projection.interval_ms is None and "Not checked, so without an interval" in str(projection)
     assert facts["job"]["num_steps"] == 120
-    assert facts["job"]["train_s"] == pytest.approx(120 * answer.step_ms / 1e3)
-    assert sum(facts["parts"].values()) == pytest.approx(answer.step_ms)
+    assert facts["job"]["train_s"] == pytest.approx(120 * projection.step_ms / 1e3)
+    assert sum(facts["parts"].values()) == pytest.approx(projection.step_ms)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +265,9 @@ def test_a_batch_must_divide():
 
 def test_traces_of_half_of_the_ranks_are_projected_as_json(answer_of):
     paths = profiles((4, 5, 6, 7))
-    answer = answer_of(main, "project", *paths, "--gpus", "8")
-    assert answer["scaling"] == "weak" and answer["device"] == pairs.H100 and answer["checked"]
-    assert answer["low_ms"] == pytest.approx(answer["step_ms"] * (1 - answer["worst_error_pct"] / 100))
+    projection = answer_of(main, "project", *paths, "--gpus", "8")
+    assert projection["scaling"] == "weak" and projection["device"] == pairs.H100 and projection["checked"]
+    assert projection["low_ms"] == pytest.approx(projection["step_ms"] * (1 - projection["worst_error_pct"] / 100))
     with pytest.raises(ValueError, match="project the run's record"):
         projecting.project(*paths, gpus=8, scaling="strong")
 

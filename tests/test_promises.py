@@ -113,10 +113,10 @@ def test_no_run_is_there_that_the_ledger_could_not_take(tmp_path):
 
 def test_a_run_is_in_the_ledger_before_its_folder_has_a_record(tmp_path, monkeypatch):
     """A launcher that is killed between the two leaves no record that the ledger does not know."""
-    there, started = [], ledger.started
+    seen, started = [], ledger.started
 
     def watched(results, folder, run, shape):
-        there.append((folder / "run.json").exists())
+        seen.append((folder / "run.json").exists())
         return started(results, folder, run, shape)
 
     monkeypatch.setattr(ledger, "started", watched)
@@ -124,7 +124,7 @@ def test_a_run_is_in_the_ledger_before_its_folder_has_a_record(tmp_path, monkeyp
     facts = environment.environment()
     record = initial_record.record_of(job, facts | {"env": {}}, ["run"])
     folder = initial_record.folder_of(job.config, record, tmp_path)
-    assert there == [False] and real_runs.folders(tmp_path) == [folder]
+    assert seen == [False] and real_runs.folders(tmp_path) == [folder]
 
 
 # ---- a failure names no private path

@@ -25,7 +25,7 @@ def test_the_verdict_answers_the_question_of_the_plan_or_of_the_user_and_the_oth
     for on, verdict in (("time", "slower"), ("loss", "better")):
         outcome = ask(on, b_times_s=SLOW)
         assert (outcome["on"], outcome["verdict"]) == (on, verdict)
-        assert {name: answer["verdict"] for name, answer in outcome["answers"].items()} == {
+        assert {name: judged["verdict"] for name, judged in outcome["answers"].items()} == {
             "time": "slower",
             "loss": "better",
         }
@@ -64,8 +64,8 @@ def test_the_verdict_on_losses(b_losses, margin_nats, verdict):
 
 
 def loss(**changes):
-    known = {"verdict": "inconclusive", "reasons": [], "change": -0.1, "p": 0.001, "p_equivalent": 0.9}
-    return known | changes
+    facts = {"verdict": "inconclusive", "reasons": [], "change": -0.1, "p": 0.001, "p_equivalent": 0.9}
+    return facts | changes
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def entry(number, user, num_gpus=1):
 
 
 def outcome(user, num_gpus=1, hours=1.0, usd=None):
-    known = {"id": "x", "user": user, "exit_code": 0, "why": "it ended", "num_gpus": num_gpus}
-    return queues.Outcome(**known, hours=hours, usd=usd, ended_s=time.time())
+    facts = {"id": "x", "user": user, "exit_code": 0, "why": "it ended", "num_gpus": num_gpus}
+    return queues.Outcome(**facts, hours=hours, usd=usd, ended_s=time.time())
 
 
 # ---- whose turn it is
@@ -366,24 +366,24 @@ def test_on_a_full_disk_an_entry_waits_again(results, queue, monkeypatch, refuse
 def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one_ends(results, queue, monkeypatch):
     queue.submit([*RACE, "--anyway"], 0)
     (waiting,) = queue.waiting()
-    here = Agent(results, None, ("race",))
-    arguments = [word for word in here._command(waiting)[1:] if word != "--anyway"]
+    worker = Agent(results, None, ("race",))
+    arguments = [argument for argument in worker._command(waiting)[1:] if argument != "--anyway"]
     with monkeypatch.context() as killed:
         killed.setattr(planning.ledger, "append", lambda *args, **facts: sys.exit("killed"))
         with pytest.raises(SystemExit):
             planning.begin(plan.parse_request(arguments), results, anyway=True)
     race = agents.race_of(queue, waiting)
     with races.locked(race):  # an agent that only slept has it
-        assert not here._may_begin(waiting)
-    assert here._may_begin(waiting) and here._command(waiting)[:3] == ["race", "--resume", race.name]
+        assert not worker._may_begin(waiting)
+    assert worker._may_begin(waiting) and worker._command(waiting)[:3] == ["race", "--resume", race.name]
     (race / "plan.json").write_text("{")
-    assert here.go(once=True) == 2
+    assert worker.go(once=True) == 2
     assert [ending["exit_code"] for ending in queue.outcomes()] == [2] and queue.waiting() == []
 
 
 def test_a_race_that_a_busy_machine_refuses_waits_and_is_not_tried_again_at_once(results, queue, monkeypatch):
     queue.submit(["run", "--help"], 0)
-    here = Agent(results, None, ("run",))
+    worker = Agent(results, None, ("run",))
     (waiting,) = queue.waiting()
     refusal = "import sys; from bench.cli import main, run; from bench.machine import leases\n"
     refusal += "def busy(words): raise leases.Busy('GPU 0: process 1 has it')\n"
@@ -393,13 +393,13 @@ def test_a_race_that_a_busy_machine_refuses_waits_and_is_not_tried_again_at_once
     program.chmod(0o700)
     with monkeypatch.context() as busy:
         busy.setattr(agents.sys, "executable", str(program))
-        assert here.go(once=True) == 1
+        assert worker.go(once=True) == 1
     assert [(ending["why"], ending["exit_code"]) for ending in queue.outcomes()] == [("the machine was busy", None)]
     assert [entry.id for entry in queue.waiting()] == [waiting.id]
-    assert not here._may_begin(waiting) and Agent(results, None, ("run",))._may_begin(waiting)
+    assert not worker._may_begin(waiting) and Agent(results, None, ("run",))._may_begin(waiting)
     now_s = time.monotonic()
     monkeypatch.setattr(agents.time, "monotonic", lambda: now_s + agents.BUSY_WAITS_S)
-    assert here._may_begin(waiting)
+    assert worker._may_begin(waiting)
 
 
 def test_nothing_costs_is_no_price_of_a_run_and_what_is_no_number_is_refused(results, queue):
@@ -461,9 +461,9 @@ def test_an_agent_that_is_killed_loses_its_entry_to_the_next_and_its_run_ends(re
     (lost,) = queue.taken()
     with started(results, AGENT) as second:
         real_runs.wait_for(lambda: [entry for entry in queue.taken() if entry.token != lost.token])
-        (known,) = queue.outcomes()
-        assert (known["id"], known["exit_code"], known["why"]) == (lost.id, None, "its agent was lost")
-        assert known["usd"] == pytest.approx(36 * known["hours"]) and known["hours"] > 0 and known["at_least"]
+        (outcome,) = queue.outcomes()
+        assert (outcome["id"], outcome["exit_code"], outcome["why"]) == (lost.id, None, "its agent was lost")
+        assert outcome["usd"] == pytest.approx(36 * outcome["hours"]) and outcome["hours"] > 0 and outcome["at_least"]
         assert not queue.keep(lost)  # should it still live, it learns so
         second.send_signal(signal.SIGINT)
         assert ended(second)[0] == 1
@@ -529,10 +529,10 @@ def test_a_race_that_is_cancelled_while_it_runs_ends_within_seconds_as_abandoned
         real_runs.wait_for(lambda: len(real_runs.folders(results)) > 1)
         (mine,) = queue.taken()
         assert submit.main(["--cancel", mine.id]) == 0
-        (known,) = real_runs.wait_for(queue.outcomes, timeout_s=30)
+        (outcome,) = real_runs.wait_for(queue.outcomes, timeout_s=30)
         working.send_signal(signal.SIGINT)
         ended(working)
-    assert (known["why"], known["exit_code"]) == (f"cancelled by {mine.user}", 1)
+    assert (outcome["why"], outcome["exit_code"]) == (f"cancelled by {mine.user}", 1)
     (folder,) = (results / "races").iterdir()
     race = json.loads((folder / "race.json").read_text())
     assert (race["status"], race["why"], race["result"]) == ("abandoned", f"cancelled by {mine.user}", None)
@@ -546,14 +546,14 @@ def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(resul
     """The first agent's race, as another machine sees it."""
     queue.submit([*RACE, "--anyway"], 0)
     (waiting,) = queue.waiting()
-    here = Agent(results, None, ("race",))
-    command = here._command(waiting)
+    worker = Agent(results, None, ("race",))
+    command = worker._command(waiting)
     assert command[-1] == f"name=race{waiting.short}"
     folder = planning.begin(
-        plan.parse_request([word for word in command[1:] if word != "--anyway"]), results, anyway=True
+        plan.parse_request([argument for argument in command[1:] if argument != "--anyway"]), results, anyway=True
     )
-    assert agents.race_of(queue, waiting) == folder and here._may_begin(waiting)
-    assert here._command(waiting) == ["race", "--resume", folder.name, *waiting.command[1:]]
+    assert agents.race_of(queue, waiting) == folder and worker._may_begin(waiting)
+    assert worker._command(waiting) == ["race", "--resume", folder.name, *waiting.command[1:]]
     elsewhere = Agent(results, None, ("race",))
     elsewhere._session_id = "another"
     assert not elsewhere._may_begin(waiting)

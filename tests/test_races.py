@@ -78,10 +78,10 @@ def test_the_plan_is_in_the_ledger_before_the_first_run_and_every_run_after_it(r
     lines = ledger.read(results.folder).lines
     assert [line["event"] for line in lines] == ["plan", *["start", "end"] * 6, "race_end"]
     (path,) = (results.folder / "races").glob("*/plan.json")
-    made = json.loads(path.read_text())
-    assert lines[0]["plan_sha256"] == plan.sha256(made)
+    race_plan = json.loads(path.read_text())
+    assert lines[0]["plan_sha256"] == plan.sha256(race_plan)
     started = [line["race"]["arm"] for line in lines if line["event"] == "start"]
-    assert started == [place["arm"] for place in made["order"]]
+    assert started == [place["arm"] for place in race_plan["order"]]
     assert ledger.read(results.folder).faults == []
 
 
@@ -166,8 +166,8 @@ def test_a_race_is_not_resumed_with_other_code_in_another_session_or_with_a_chan
             race.main(["--resume"])
     monkeypatch.setattr(arm_process, "facts", facts)
     (path,) = (results.folder / "races").glob("*/plan.json")
-    made = json.loads(path.read_text())
-    path.write_text(json.dumps(made | {"alpha": 0.2}))
+    race_plan = json.loads(path.read_text())
+    path.write_text(json.dumps(race_plan | {"alpha": 0.2}))
     with pytest.raises(ValueError, match="not the plan in the ledger"):
         race.main(["--resume"])
 
@@ -549,8 +549,8 @@ def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real
 )
 def test_what_a_race_asks_follows_from_its_arms_or_is_chosen(results, real_facts, arguments, on, why):
     request = plan.parse_request(["A=", *arguments, "track=free", "hardware=cpu", "goal.num_steps=20"])
-    made = json.loads((planning.begin(request, results.folder) / "plan.json").read_text())
-    assert (made["on"], made["why_on"]) == (on, why)
+    race_plan = json.loads((planning.begin(request, results.folder) / "plan.json").read_text())
+    assert (race_plan["on"], race_plan["why_on"]) == (on, why)
 
 
 def test_a_track_that_judges_steps_asks_for_steps_and_another_code_for_time():
@@ -609,7 +609,7 @@ def test_a_quiet_race_says_how_it_ended_and_no_more(go, capsys):
     go("A=", "B=", "C=", "n=2", "-q")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["verdict:", "verdict:"]
-    assert [word in line for word, line in zip(("B against A", "C against A"), lines, strict=True)] == [True, True]
+    assert [phrase in line for phrase, line in zip(("B against A", "C against A"), lines, strict=True)] == [True, True]
     go("A=", "B=", "n=2", "-q", hurt={0: "fail"})
     assert capsys.readouterr().out.splitlines()[-1].startswith("no verdict: the warm-up of")
 
@@ -679,18 +679,18 @@ def _result(folder):
 
 def test_three_arms_are_judged_together(results, go):
     go("A=", "B=optim.lr=0.004", "C=optim.lr=0.005", "n=4", time_of=noisy(4, C=3))
-    answers = race_json(results)["result"]["against"]
-    assert (answers["B"]["verdict"] in ("equivalent", "inconclusive"), answers["C"]["verdict"]) == (True, "slower")
-    assert answers["C"]["time"]["p_holm"] == pytest.approx(2 * answers["C"]["time"]["p"])
+    against = race_json(results)["result"]["against"]
+    assert (against["B"]["verdict"] in ("equivalent", "inconclusive"), against["C"]["verdict"]) == (True, "slower")
+    assert against["C"]["time"]["p_holm"] == pytest.approx(2 * against["C"]["time"]["p"])
     race_id = race_json(results)["race_id"]
     for arguments in ([race_id], [f"{race_id}:C"], [f"{race_id}:A", f"{race_id}:C"]):  # alone it is judged no milder
         again = dict(comparison.compare_arms(selection.arms_from_words(arguments)))
         again = list(again.values())[-1]
         assert {key: again["time"][key] for key in ("p_holm", "p_equivalent_holm")} == {
-            key: answers["C"]["time"][key] for key in ("p_holm", "p_equivalent_holm")
+            key: against["C"]["time"][key] for key in ("p_holm", "p_equivalent_holm")
         }
-        assert again["words"] == answers["C"]["words"]
-    assert (answers["C"]["arms"], answers["C"]["about"]) == (["A", "C"], ["the default", "optim.lr=0.005"])
+        assert again["words"] == against["C"]["words"]
+    assert (against["C"]["arms"], against["C"]["about"]) == (["A", "C"], ["the default", "optim.lr=0.005"])
     (folder,) = (results.folder / "races").iterdir()
     text = (folder / "race.md").read_text()
     _, b_text, c_text = text.partition("\n## ")[0].split("verdict: ")
@@ -737,9 +737,9 @@ def test_the_race_leaves_a_page_and_a_text_that_say_the_verdict(results, go):
 def test_a_plan_that_is_none_is_refused_even_if_the_ledger_has_its_hash(results, go, change):
     go("A=", "B=", "n=2")
     (path,) = (results.folder / "races").glob("*/plan.json")
-    made = json.loads(path.read_text()) | change
-    path.write_text(json.dumps(made))
-    ledger.append(results.folder, "plan", race_id=made["race_id"], plan_sha256=plan.sha256(made))
+    race_plan = json.loads(path.read_text()) | change
+    path.write_text(json.dumps(race_plan))
+    ledger.append(results.folder, "plan", race_id=race_plan["race_id"], plan_sha256=plan.sha256(race_plan))
     with pytest.raises(ValueError, match="plan"):
         state.read(path.parent)
 

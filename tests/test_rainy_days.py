@@ -42,11 +42,11 @@ def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path
         running.process.wait()
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
-        left = [path.name for path in running.folder.iterdir()]
+        remaining = [path.name for path in running.folder.iterdir()]
         logs = real_runs.logs(tmp_path)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
     assert run["failure"]["step"] >= 3
-    assert not any(name.startswith(".") for name in left)
+    assert not any(name.startswith(".") for name in remaining)
     assert str(real_runs.REPO) not in logs
     assert real_runs.left_in_temp(tmp_path) == []
 

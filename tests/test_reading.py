@@ -128,7 +128,7 @@ def test_the_type_of_a_record_is_its_schema():
 def kinds(hint):
     """The plain types that a field may have: {str, NoneType}, {list}, ..."""
     if get_origin(hint) is Literal:
-        return {type(word) for word in get_args(hint)}
+        return {type(literal) for literal in get_args(hint)}
     if get_origin(hint) in (Union, UnionType, NotRequired):
         return set().union(*map(kinds, get_args(hint)))
     return {dict if is_typeddict(hint) else get_origin(hint) or hint}

@@ -138,8 +138,8 @@ def test_nanochats_base_train_races_an_edit_of_its_optimizer_in_bits_per_byte(tm
     needs("rustbpe", "kernels", "wandb", "pyarrow")
     root, base = clone(tmp_path, "nanochat"), tmp_path / "base"
     (base / "base_data_climbmix").mkdir(parents=True)
-    made = text(60_000)
-    docs = [made[at : at + 900] for at in range(0, len(made), 900)]
+    corpus = text(60_000)
+    docs = [corpus[at : at + 900] for at in range(0, len(corpus), 900)]
     write = "pq.write_table(pa.table({'text': json.load(sys.stdin)}), sys.argv[1], row_group_size=50)"
     script = f"import json, sys, pyarrow as pa, pyarrow.parquet as pq; {write}"
     for shard in range(2):

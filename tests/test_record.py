@@ -159,11 +159,11 @@ def test_this_process_is_found_and_a_dead_one_is_not():
 
 def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
     utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=UTC)
-    made, start = [], threading.Barrier(8)
+    folders, start = [], threading.Barrier(8)
 
     def launch():
         start.wait()
-        made.append(run_folder.new_folder(tmp_path, "cpu_nano", "x", "1a2b3c4d", 7, utc).name)
+        folders.append(run_folder.new_folder(tmp_path, "cpu_nano", "x", "1a2b3c4d", 7, utc).name)
 
     threads = [threading.Thread(target=launch) for _ in range(8)]
     for thread in threads:
@@ -171,7 +171,7 @@ def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
     for thread in threads:
         thread.join()
     first = f"20261121T031500Z-x-1a2b3c4d-s7-m{private.mark_of(tmp_path)}"
-    assert sorted(made) == sorted([first, *(f"{first}-{number}" for number in range(2, 9))])
+    assert sorted(folders) == sorted([first, *(f"{first}-{number}" for number in range(2, 9))])
 
 
 def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path):

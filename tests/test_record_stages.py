@@ -88,8 +88,8 @@ def test_batch_and_learning_rate_grow_at_their_own_steps(rung):
     def lr(k):  # the record's, whose peak changes at two points and which falls from 0.45 of the steps on
         x = k / num_scheduled
         peak = second if x > second_at else first if x > first_at else 1.0
-        left = min(1.0, max(0.0, (num_scheduled - k) / num_falling))
-        return peak * left + 0.1 * (1 - left)
+        remaining_frac = min(1.0, max(0.0, (num_scheduled - k) / num_falling))
+        return peak * remaining_frac + 0.1 * (1 - remaining_frac)
 
     schedule = config.optim.schedule
     fracs = [schedule.lr_frac(k, num_steps) for k in range(num_steps)]

@@ -63,7 +63,7 @@ def trained(ranks, job):
 def prepared(world_size):
     """Returns {(optim, kind): job}."""
     cases = {(optim, kind): [*OPTIMIZERS[optim], f"hardware.reducer={kind}"] for optim in OPTIMIZERS for kind in KINDS}
-    return {key: job_of(world_size, *some) for key, some in cases.items()}
+    return {key: job_of(world_size, *arguments) for key, arguments in cases.items()}
 
 
 def rank_program(jobs):

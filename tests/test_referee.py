@@ -46,7 +46,7 @@ class Tries(claimed.Racers):
         self.slower_us = 0  # of the candidate's look
 
     def gain(self):
-        settings = dict(word.split("=") for word in self.overrides if "=" in word)
+        settings = dict(setting.split("=") for setting in self.overrides if "=" in setting)
         return float(settings.get("optim.beta2", 0.9)) - 0.9
 
     def start(self, folder, overrides, *rest):
@@ -98,9 +98,9 @@ def test_a_keep_needs_an_audit_that_takes_about_as_long_as_its_runs(tries, monke
     audits, seconds = claimed.Results(tries.results.folder / certificates.AUDITS_FOLDER), iter([10.0, 10.0, 40.0])
 
     def audit(search, run, arm):
-        made = audits.add(train_s=next(seconds), change=lambda run: run["measured"].update(foreign_cpu_cores=1.9))
+        audited = audits.add(train_s=next(seconds), change=lambda run: run["measured"].update(foreign_cpu_cores=1.9))
         record = run_folder.read(run)
-        kind = {"kind": "held_out", "outcome": "passed", "why": "", "run": f"cpu_nano/{made.name}"}
+        kind = {"kind": "held_out", "outcome": "passed", "why": "", "run": f"cpu_nano/{audited.name}"}
         about = {"run": certificates.name_of(record), "at": "", "claimed_nats": 2.75, "outcome": "passed"}
         about |= {"config_id": record["config_id"], "source_sha256": record["code"]["source_sha256"], "audits": [kind]}
         atomic.write_json(run / certificates.AUDIT_FILE, about)
@@ -399,10 +399,10 @@ def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search
         patch.setattr(refereeing, stage, killed)
         with pytest.raises(Interrupted):
             refereeing.work(search)
-    made = []
-    monkeypatch.setattr(refereeing, stage, lambda *args: made.append(args))
+    calls = []
+    monkeypatch.setattr(refereeing, stage, lambda *args: calls.append(args))
     search = refereeing.work(searches.read(search.folder))
-    assert len(made) == 1 and search.submissions[number].decided["decision"] == "keep"
+    assert len(calls) == 1 and search.submissions[number].decided["decision"] == "keep"
 
 
 @pytest.mark.slow
@@ -457,10 +457,10 @@ def test_a_goal_that_differs_from_the_champions_is_refused(tries, monkeypatch):
     search, planned = begun(tries), refereeing.planning.planned
 
     def with_fewer_steps(*args, **settings):
-        made, facts = planned(*args, **settings)
+        race_plan, facts = planned(*args, **settings)
         for name, num_steps in (("A", 120), ("B", 12)):
             facts[name]["row"] = {"num_steps": num_steps}
-        return made, facts
+        return race_plan, facts
 
     monkeypatch.setattr(refereeing.planning, "planned", with_fewer_steps)
     _, decided = tried(search, "optim.beta2=0.92")
@@ -496,7 +496,7 @@ def test_a_client_of_the_socket_gets_an_answer_a_line_and_no_file_is_replaced_by
             for request in ({"id": 1, "tool": "status"}, submitted, {"id": 3, "tool": "rm"}, []):
                 lines.write(json.dumps(request) + "\n")
             lines.flush()
-            answers = [json.loads(lines.readline()) for _ in range(4)]
+            replies = [json.loads(lines.readline()) for _ in range(4)]
             lines.write("x" * (2**23 + 1) + "\n")
             lines.flush()
             too_long = json.loads(lines.readline())
@@ -505,11 +505,11 @@ def test_a_client_of_the_socket_gets_an_answer_a_line_and_no_file_is_replaced_by
     finally:
         server.kill()
         server.communicate()
-    assert answers[0].get("answer", {}).get("kept") == [1] and answers[0]["id"] == 1, answers
-    assert "seed=3: a submission can change only model" in answers[1]["error"]
+    assert replies[0].get("answer", {}).get("kept") == [1] and replies[0]["id"] == 1, replies
+    assert "seed=3: a submission can change only model" in replies[1]["error"]
     assert "a request has at most 8,388,608 bytes" in too_long["error"]
     assert second.returncode == 2 and "another server answers there" in second.stderr
-    assert "there is no such tool" in answers[2]["error"] and "JSON object a line" in answers[3]["error"]
+    assert "there is no such tool" in replies[2]["error"] and "JSON object a line" in replies[3]["error"]
     with pytest.raises(ValueError, match="notes: is a file: give --socket a path"):
         (tmp_path / "notes").write_text("mine")
         serving.serve(served, tmp_path / "notes")
@@ -528,13 +528,13 @@ def test_a_client_of_the_socket_gets_an_answer_a_line_and_no_file_is_replaced_by
 def test_a_field_that_no_command_can_be_given_is_answered_in_words(tmp_path, fields, why):
     search = SimpleNamespace(name="search", results=tmp_path)
     line = json.dumps({"id": 4, "tool": "submit"} | fields).encode()
-    answer = asyncio.run(serving._answered(search, line))
-    assert why in answer["error"] and answer["id"] == 4
+    reply = asyncio.run(serving._answered(search, line))
+    assert why in reply["error"] and reply["id"] == 4
 
 
 def test_lists_in_lists_without_end_are_answered_and_end_no_server():
-    answer = asyncio.run(serving._answered(None, b'{"id": ' + b"[" * 100_000))
-    assert answer["id"] is None and "recursion" in answer["error"]
+    reply = asyncio.run(serving._answered(None, b'{"id": ' + b"[" * 100_000))
+    assert reply["id"] is None and "recursion" in reply["error"]
 
 
 def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):
@@ -561,9 +561,9 @@ def test_the_page_has_the_staircase_and_the_luck(tries):
     search, number = refereeing.submit(search, ["optim.beta2=0.93"], "ann", "<b>luck</b>")
     luck = {"submission": number, "decision": "drop", "why": "it was luck", "stage": "confirmation", "gain": 0.001}
     search = searches.append(search, "decided", **luck, spent_s=30.0)
-    answer = page.document(search)
-    assert "1 of 2 submissions were kept: 2.0" in answer.terminal() and "1 more looked good" in answer.terminal()
-    text = answer.html()
+    document = page.document(search)
+    assert "1 of 2 submissions were kept: 2.0" in document.terminal() and "1 more looked good" in document.terminal()
+    text = document.html()
     assert "1 keep" in text and "2 drop, luck" in text and "<b>luck</b>" not in text
     assert "optim.beta2=0.93</b>: &lt;b&gt;luck" in text
     page.write(search)

@@ -132,10 +132,10 @@ def test_targets_that_forward_has_seen_are_of_no_use_to_logits(monkeypatch):
 
 def test_a_model_that_knows_the_validation_alone_is_doubted_by_the_held_out_slice(monkeypatch):
     """It looks the tokens up in the data that it has read by itself, in forward() and logits() alike."""
-    known = {}
+    memory = {}
 
     def logits(self, tokens_BT):
-        rows = [known.get(row.numpy().tobytes()) for row in tokens_BT]
+        rows = [memory.get(row.numpy().tobytes()) for row in tokens_BT]
         result_BTV = HONEST(self, tokens_BT)
         for b, row in enumerate(rows):
             if row is not None and not self.training:
@@ -146,7 +146,7 @@ def test_a_model_that_knows_the_validation_alone_is_doubted_by_the_held_out_slic
     monkeypatch.setattr(referee, "COUNTERFACTUAL_FRAC", 1.0)
     trainer, log, _ = staged.trainer_of(*staged.SMALL, "goal.val_tokens=16384")
     for tokens_BT, targets_BT in trainer.val_rows.at(trainer.val_rows.places):
-        known |= {row.numpy().tobytes(): targets for row, targets in zip(tokens_BT, targets_BT, strict=True)}
+        memory |= {row.numpy().tobytes(): targets for row, targets in zip(tokens_BT, targets_BT, strict=True)}
     facts, (invalid, doubts) = judged(trainer, log)
     assert invalid == [] and facts["val_loss"] < 0.1
     assert any("on a held-out slice of the same data" in doubt for doubt in doubts)

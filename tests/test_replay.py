@@ -96,9 +96,9 @@ def test_losses_of_another_machine_are_judged_by_what_rounding_does(losses, word
     if len(losses) < len(RECORDED):
         losses[-1]["val_loss"] = None
     moved = [row | {name: row[name] and row[name] * (1 + 2e-7) for name in outcomes.LOSSES} for row in losses]
-    answer = outcomes.from_losses(RECORDED, losses, ELSEWHERE, perturbed=[moved, moved])
-    assert (answer.word, answer.num_equal_losses, answer.num_losses, answer.needs) == (word, num_equal, 6, None)
-    assert sentence in answer.why
+    outcome = outcomes.from_losses(RECORDED, losses, ELSEWHERE, perturbed=[moved, moved])
+    assert (outcome.word, outcome.num_equal_losses, outcome.num_losses, outcome.needs) == (word, num_equal, 6, None)
+    assert sentence in outcome.why
 
 
 def test_a_word_that_needs_a_further_replay_says_which():
@@ -119,23 +119,23 @@ def test_on_the_same_machine_and_software_nothing_but_identical_holds():
     assert outcomes.from_losses(RECORDED, RECORDED, SAME).word == "identical"
     alone = outcomes.from_losses(RECORDED, CLOSE, SAME)
     assert (alone.word, alone.needs) == ("undecided", "twin") and "only a second replay" in alone.why
-    answer = outcomes.from_losses(RECORDED, CLOSE, SAME, twins=[CLOSE])
-    assert answer.word == "not reproduced" and "two replays here agree with each other" in answer.why
+    outcome = outcomes.from_losses(RECORDED, CLOSE, SAME, twins=[CLOSE])
+    assert outcome.word == "not reproduced" and "two replays here agree with each other" in outcome.why
     assert outcomes.from_losses(RECORDED, CLOSE, ELSEWHERE, perturbed=[RECORDED]).word == "equal within rounding"
 
 
 def test_a_run_that_differs_from_itself_is_no_cheat():
     """A GPU's atomic additions do that: the record may be honest, and nobody can tell here."""
-    answer = outcomes.from_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
+    judged = outcomes.from_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
     assert (
-        answer.word == "undecided"
-        and "two replays here also differ from each other, in train_loss of step 3: 4.251 and 4.2" in answer.why
+        judged.word == "undecided"
+        and "two replays here also differ from each other, in train_loss of step 3: 4.251 and 4.2" in judged.why
     )
     gpu = dataclasses.replace(ELSEWHERE, is_cpu=False)
-    answer = outcomes.from_losses(RECORDED, FAR, gpu, twins=[FAR])
-    assert answer.word == "undecided" and "all replays gave the same losses" in answer.why and "--times" in answer.why
-    answer = outcomes.from_losses(RECORDED, rows(9.0, 4.6, 4.25, 4.1, 4.0), gpu, twins=[rows(9.1, 4.6, 4.25, 4.1, 4.0)])
-    assert answer.word == "undecided", "another GPU's rounding was not measured by it"
+    judged = outcomes.from_losses(RECORDED, FAR, gpu, twins=[FAR])
+    assert judged.word == "undecided" and "all replays gave the same losses" in judged.why and "--times" in judged.why
+    judged = outcomes.from_losses(RECORDED, rows(9.0, 4.6, 4.25, 4.1, 4.0), gpu, twins=[rows(9.1, 4.6, 4.25, 4.1, 4.0)])
+    assert judged.word == "undecided", "another GPU's rounding was not measured by it"
     other_torch = dataclasses.replace(ELSEWHERE, is_other_software=True)
     near_far = rows(5.0, 4.600001, 4.251, 4.13, 4.07)
     assert outcomes.from_losses(RECORDED, FAR, other_torch, perturbed=[near_far, near_far]).word == "undecided"
@@ -144,9 +144,9 @@ def test_a_run_that_differs_from_itself_is_no_cheat():
 
 def test_a_run_that_rounding_scatters_is_not_certified_by_it():
     """With too high a learning rate, a loss lowered by a tenth of a nat would lie within what rounding does."""
-    answer = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
-    assert (answer.word, answer.needs) == ("undecided", None)
-    assert "rounding alone moves the losses of this run by 7.5 %" in answer.why
+    outcome = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
+    assert (outcome.word, outcome.needs) == ("undecided", None)
+    assert "rounding alone moves the losses of this run by 7.5 %" in outcome.why
 
 
 def test_the_last_digit_that_a_script_prints_is_rounding():
@@ -183,8 +183,8 @@ def across(recorded, dtype, seed=0):
 def test_an_honest_run_of_another_instruction_set_holds(dtype, seed):
     """From seed 1 rounding grows to 1e-4 in float32, a hundred times as far as from seed 0."""
     other = "avx2" if dtype == "float32" else "threads1"
-    answer = across(kept_rows(f"gpt2-{dtype}-s{seed}-{other}"), dtype, seed)
-    assert answer.word == "equal within rounding" and answer.num_equal_losses < 20, answer
+    outcome = across(kept_rows(f"gpt2-{dtype}-s{seed}-{other}"), dtype, seed)
+    assert outcome.word == "equal within rounding" and outcome.num_equal_losses < 20, outcome
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_an_honest_run_of_another_instruction_set_holds(dtype, seed):
     ],
 )
 def test_another_setting_is_not_rounding(changed, in_float32, in_bfloat16):
-    for dtype, word in (("float32", in_float32), ("bfloat16", in_bfloat16)):
-        answer = across(kept_rows(f"gpt2-{dtype}-s0-native-{changed}"), dtype)
-        assert answer.word == word, answer
+    for dtype, expected in (("float32", in_float32), ("bfloat16", in_bfloat16)):
+        outcome = across(kept_rows(f"gpt2-{dtype}-s0-native-{changed}"), dtype)
+        assert outcome.word == expected, outcome
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -208,8 +208,8 @@ def test_a_last_loss_that_was_lowered_is_not_rounding(dtype):
     """It is 0.012 nats, which an assumed bound once took for rounding in bfloat16."""
     recorded = kept_rows(f"gpt2-{dtype}-s0-{'avx2' if dtype == 'float32' else 'threads1'}")
     recorded[-1]["val_loss"] -= 0.012
-    answer = across(recorded, dtype)
-    assert answer.word == "not reproduced" and "val_loss of step 120" in answer.why
+    outcome = across(recorded, dtype)
+    assert outcome.word == "not reproduced" and "val_loss of step 120" in outcome.why
 
 
 def test_windows_of_steps_double_and_what_rounding_does_to_training_never_falls():
@@ -245,8 +245,8 @@ def timed(train_s, **changed):
     ],
 )
 def test_the_time_has_a_word_of_its_own(recorded, replayed, word, sentence):
-    answer = repeats.from_rows(recorded, replayed)
-    assert answer.word == word and sentence in answer.why, answer
+    time = repeats.from_rows(recorded, replayed)
+    assert time.word == word and sentence in time.why, time
 
 
 def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(tmp_path):
@@ -256,9 +256,9 @@ def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(
         recorded.Recorded(folder, run_folder.read(folder), yaml_file.read(folder / "config.yaml"), [])
         for folder in folders
     )
-    made = replaying.judged(record, [first, second])
-    assert (made["outcome"], made["time"]["word"]) == ("identical", "not reproduced"), made
-    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in made["time"]["why"]
+    judged = replaying.judged(record, [first, second])
+    assert (judged["outcome"], judged["time"]["word"]) == ("identical", "not reproduced"), judged
+    assert "train_s 10.00 and 10.10 s against 5.00 s recorded, +101.0 %" in judged["time"]["why"]
     assert replaying.judged(first, [second])["time"]["word"] == "reproduced"
     assert replaying.further(record, [first]) == ("as the first: does this machine take as long again?", {})
     assert replaying.further(first, [second]) is None
@@ -272,23 +272,23 @@ def test_one_more_value_lies_in_the_prediction_interval_of_a_textbook():
 def test_fresh_seeds_must_reach_the_target_that_the_record_reached():
     assert repeats.judged_losses(3.0, [2.99, 3.0, 3.01], None, 0.01, None)[0] == "statistically reproduced"
     assert repeats.judged_losses(4.0, [2.99, 3.0, 3.01], None, 0.01, None)[0] == "not reproduced"
-    word, why, facts = repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 3.1, 0.01, True)
-    assert word == "statistically reproduced" and facts["p"] < 0.01 and "below 3.1" in why
-    word, why, _ = repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 3.005, 0.01, True)
-    assert word == "not reproduced" and "not shown to be below 3.005" in why
+    verdict, why, facts = repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 3.1, 0.01, True)
+    assert verdict == "statistically reproduced" and facts["p"] < 0.01 and "below 3.1" in why
+    verdict, why, _ = repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 3.005, 0.01, True)
+    assert verdict == "not reproduced" and "not shown to be below 3.005" in why
     assert repeats.judged_losses(3.0, [2.99, 3.0, 3.01], 2.9, 0.01, False)[0] == "statistically reproduced"
 
 
 def test_the_likeliest_cause_is_named():
     old = {"torch": "2.13.0", "cpu_model": "A", "num_threads": 2, "gpus": [], "os": "one"}
-    here = old | {"cpu_capability": "AVX512"}
-    assert certificate.likeliest_cause([], certificate.unrecorded(old, here), False).endswith("the record does not say")
-    fields = certificate.differences(old, here | {"torch": "2.12.0", "num_threads": 4, "os": "two"})
+    now = old | {"cpu_capability": "AVX512"}
+    assert certificate.likeliest_cause([], certificate.unrecorded(old, now), False).endswith("the record does not say")
+    fields = certificate.differences(old, now | {"torch": "2.12.0", "num_threads": 4, "os": "two"})
     assert [field.name for field in fields] == ["torch", "num_threads", "os"]
     assert certificate.likeliest_cause(fields, [], False) == "another torch"
     assert certificate.likeliest_cause(fields[2:], [], False).endswith("hardware.deterministic is off")
-    assert certificate.machine_kind(old, here | {"torch": "2.12.0"}, False) == "other torch"
-    assert certificate.machine_kind(old, here | {"cpu_model": "B"}, False) == "other machine"
+    assert certificate.machine_kind(old, now | {"torch": "2.12.0"}, False) == "other torch"
+    assert certificate.machine_kind(old, now | {"cpu_model": "B"}, False) == "other machine"
 
 
 def test_numerical_libraries_are_named_with_their_versions():
@@ -407,11 +407,11 @@ def test_losses_of_another_setting_are_not_reproduced_on_the_same_machine(finish
 
 def _take_losses(folder, other):
     def grafted(text):
-        theirs = iter(real_runs.losses(other))
+        other_losses = iter(real_runs.losses(other))
         head, *lines = text.rstrip("\n").split("\n")
         at = [head.split(",").index(name) for name in ("train_loss", "val_loss")]
         for number, line in enumerate(lines):
-            cells, losses = line.split(","), next(theirs)[1:]
+            cells, losses = line.split(","), next(other_losses)[1:]
             for column, loss in zip(at, losses, strict=True):
                 cells[column] = loss
             lines[number] = ",".join(cells)
@@ -444,17 +444,17 @@ def test_links_in_the_code_of_a_record_are_not_followed(tmp_path):
     (own / "folder").symlink_to(secret)
     code = {"commit": git.run(real_runs.REPO, "rev-parse", "HEAD").strip(), "diff_sha256": None}
     run = types.SimpleNamespace(folder=tmp_path / "run", name="free/theirs", run={"run_id": "theirs", "code": code})
-    with rebuilding.checkout(run) as made:
-        assert [path.name for path in made.own.iterdir()] == ["model.py"]
+    with rebuilding.checkout(run) as tree:
+        assert [path.name for path in tree.own.iterdir()] == ["model.py"]
 
 
 @pytest.mark.slow
 def test_an_interrupted_replay_in_a_sandbox_leaves_its_record(tmp_path, monkeypatch):
     """As its launcher has finished it there, which gets the signal through the sandbox's wrappers (test_sandbox.py)."""
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    made = types.SimpleNamespace(temp=tmp_path / "temp", code=tmp_path, own=tmp_path)
+    tree = types.SimpleNamespace(temp=tmp_path / "temp", code=tmp_path, own=tmp_path)
     (tmp_path / ".git").write_text(f"gitdir: {tmp_path}/.git")
-    confined = rebuilding.Sandbox(recorded.read(kept_records.COMPLETE), made, has_data=True)
+    confined = rebuilding.Sandbox(recorded.read(kept_records.COMPLETE), tree, has_data=True)
 
     def ended(*_):
         claimed.Results(confined.results).add(1, status="aborted")
@@ -504,12 +504,12 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
         spy = f"import contextlib, os\nwith contextlib.suppress(OSError): {told}\n"
         init.write_text(init.read_text() + spy)
         patch = subprocess.run([*git, "diff", "--binary"], check=True, capture_output=True, text=True).stdout
-        known = code_state.state(worktree)
+        state = code_state.state(worktree)
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", worktree], cwd=real_runs.REPO, check=True)
 
     change(folder, "code/diff.patch", lambda text: patch)
-    edit(folder, lambda run: run.update(code=run["code"] | known | {"copy": run["code"]["copy"]}))
+    edit(folder, lambda run: run.update(code=run["code"] | state | {"copy": run["code"]["copy"]}))
     (cert,), stderr = replayed(tmp_path / "results", folder, HF_TOKEN="secret")
     assert cert["outcome"] == "identical" and "the record brings code/diff.patch" in stderr
     assert cert["sandbox"] in (sandbox.BUBBLEWRAP, sandbox.NAMESPACES)
@@ -571,12 +571,12 @@ def test_a_script_replays_from_the_sources_that_its_record_keeps(tmp_path):
     script.write_text(script.read_text() + "\nimport tempfile\n\ntempfile.mkdtemp()  # as torch's agent did, a run\n")
     temp = real_runs.temp_in(tmp_path)
     folder = scripted.run(tmp_path / "results", script, TMPDIR=str(temp))
-    left = set(temp.iterdir())
+    remaining = set(temp.iterdir())
     for path in script.parent.iterdir():
         path.unlink()
     (cert,), _ = replayed(tmp_path / "results", folder, TMPDIR=str(temp))
     assert cert["outcome"] == "identical", cert["why"]
-    assert left and set(temp.iterdir()) == left, "the replay's temporary files are removed with its checkout"
+    assert remaining and set(temp.iterdir()) == remaining, "the replay's temporary files are removed with its checkout"
 
 
 @pytest.mark.slow
@@ -615,7 +615,7 @@ def test_a_judge_may_demand_that_each_run_was_run_again(results, tmp_path, capsy
 
 def shown(capsys, *arguments):
     """What a verb prints."""
-    program.main([str(word) for word in arguments])
+    program.main([str(argument) for argument in arguments])
     return capsys.readouterr().out
 
 

@@ -151,8 +151,8 @@ def test_wrong_use_is_refused(tmp_path):
 
 def test_the_vendored_scripts_are_the_published_ones():
     """Their sha256 is that of uplot-1.6.32.tgz and tabulator-tables-6.5.3.tgz of npm, source-map comments aside."""
-    known = json.loads((site.ASSETS / "sha256.json").read_text())
-    assert {name: hashlib.sha256((site.ASSETS / name).read_bytes()).hexdigest() for name in known} == known
+    hashes = json.loads((site.ASSETS / "sha256.json").read_text())
+    assert {name: hashlib.sha256((site.ASSETS / name).read_bytes()).hexdigest() for name in hashes} == hashes
 
 
 # ---- in a browser

@@ -170,7 +170,7 @@ def test_a_checkpoint_that_was_changed_is_refused(warned):
 )
 def test_what_is_another_run_does_not_go_on(warned, overrides, why):
     run_id = only_folder(warned).name
-    done = real_runs.bench(warned, "run", *WORDS, *(word.format(run_id=run_id) for word in overrides))
+    done = real_runs.bench(warned, "run", *WORDS, *(override.format(run_id=run_id) for override in overrides))
     assert done.returncode == 2 and why in done.stderr, done.stdout + done.stderr
     assert len(real_runs.folders(warned)) == 1
 
@@ -185,7 +185,7 @@ def test_a_run_whose_folder_cannot_be_written_to_does_not_go_on(warned, monkeypa
 @pytest.mark.parametrize("why", ["it is running", "another launcher has resumed it", None])
 def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, monkeypatch, why):
     folder = only_folder(warned)
-    path, word = folder / "run.json", f"resume={folder.name}"
+    path, override = folder / "run.json", f"resume={folder.name}"
     record, newest = json.loads(path.read_text()), resume._newest
     elsewhere = {"launcher": {"boot_id_hash": "of another machine"}, "heartbeat_at": "2026-01-01T00:00:00Z"}
     path.write_text(json.dumps(record | elsewhere | {"status": "running"}))
@@ -194,11 +194,11 @@ def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, m
     if why == "another launcher has resumed it":  # while this one reads the checkpoint
         late = json.dumps(record | {"status": "running"})
         monkeypatch.setattr(resume, "_newest", lambda *known: (path.write_text(late), newest(*known))[1])
-    begun = initial_record.record_of(job(word), environment.environment(), [])
+    begun = initial_record.record_of(job(override), environment.environment(), [])
     (known,) = checkpoints.newest_first(folder)
     shutil.copytree(known, folder / "checkpoint/step999")  # which its killed launcher had not put into the ledger yet
     with pytest.raises(ValueError, match=why) if why else contextlib.nullcontext():
-        _, going_on = resume.go_on(job(word), begun, warned)
+        _, going_on = resume.go_on(job(override), begun, warned)
         assert going_on["segments"][0]["ended_at"] == elsewhere["heartbeat_at"]  # by the other's clock, as its start
         assert checkpoints.newest_first(folder) == [known]
 
@@ -274,7 +274,7 @@ def test_a_loop_that_goes_on_validates_no_step_twice():
 
 def test_pauses_for_checkpoints_are_no_training_time_and_no_validation():
     edges = [(0, 0, START), (1, 0, PAUSE), (2, 0, GO), (5, 0, SAVE), (9, 0, GO), (11, 0, PAUSE), (12, 0, STOP)]
-    edges = [(t_s * 10**9, late, word) for t_s, late, word in edges]
+    edges = [(t_s * 10**9, late, kind) for t_s, late, kind in edges]
     clock = outside_clock.clock_from_edges(edges, [], 6.0)
     assert (clock["outside_s"], clock["outside_train_s"], clock["validations_s"]) == (12.0, 6.0, [1.0, 1.0])
     warned = outside_clock.clock_from_edges([*edges[:4], (9 * 10**9, 0, STOP)], [], 4.0)
@@ -323,9 +323,9 @@ def test_a_run_goes_on_with_fewer_ranks_where_the_track_allows_it_and_with_as_ma
     allowed = run | {"goal": run["goal"] | {"may_resume": True}}  # which is of other interruptions
     why = "it was trained with 2, then 1, then 2 ranks: its loss counts, its time does not"
     assert why in run["validity_reasons"] and validity.broken_time(allowed) == why
-    answer = eligibility.judge([rows.row_of(run)], [rows.row_of(unbroken)])
-    assert "world size differs: 2 x 2, 1 in A, 2 in B" in answer.refusals
-    assert "world size differs, which may change losses" in answer.loss_remarks
+    judgement = eligibility.judge([rows.row_of(run)], [rows.row_of(unbroken)])
+    assert "world size differs: 2 x 2, 1 in A, 2 in B" in judgement.refusals
+    assert "world size differs, which may change losses" in judgement.loss_remarks
 
 
 @pytest.mark.slow

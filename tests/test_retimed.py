@@ -162,9 +162,9 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
 @needs_shared
 @pytest.mark.parametrize("name", ["modded_8xh100", LARGE])
 def test_a_gain_above_a_lines_own_time_names_the_rank_with_most_of_it(name):
-    answer = account.accounts_of(load_all(load.find(SHARED / "files" / name)))[1]
-    above = [line for line in answer["next"] if line["gain_ms"] > line["most_ms"] * (1 + 1e-9)]
-    shown = str(document.from_accounts({name: answer}))
+    explanation = account.accounts_of(load_all(load.find(SHARED / "files" / name)))[1]
+    above = [line for line in explanation["next"] if line["gain_ms"] > line["most_ms"] * (1 + 1e-9)]
+    shown = str(document.from_accounts({name: explanation}))
     assert above and shown.count("and ranks wait for each other") == len(above)
     most = [line["of_rank"][0] for line in above]  # not the rank whose time alone gains most, which is 7 in DLRM's
     assert most == {"modded_8xh100": [1, 1], "param_dlrm_8rank": [6, 7, 7, 5]}[name]

@@ -44,7 +44,7 @@ def test_an_imported_run_says_so_whence_it_is_and_what_is_unknown(imported):
     assert '<span class="badge doubt">imported</span>' in text and "as its log says" in text
     assert run["imported"]["sha256"] in text and "imported from a log of modded-nanogpt: a-log.txt" in text
     unknown = text[text.index("<h2>Unknown</h2>") :]
-    assert all(f"<li>{word}</li>" in unknown for word in ("seed", "commit", "command", "GPUs", "optimizer"))
+    assert all(f"<li>{label}</li>" in unknown for label in ("seed", "commit", "command", "GPUs", "optimizer"))
     block = run_page.block(imported)
     assert "imported" in block and "None" not in block and "valid" not in block.replace("validation", "")
 

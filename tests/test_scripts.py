@@ -492,7 +492,7 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(results, capsys, overrides, message):
-    overrides = [word.replace("ODD", str(scripted.ODD)) for word in overrides]
+    overrides = [override.replace("ODD", str(scripted.ODD)) for override in overrides]
     assert program.main(["run", *scripted.TRACK, *overrides]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert real_runs.folders(results) == []

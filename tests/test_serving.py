@@ -11,8 +11,8 @@ BF16 = "c10::BFloat16"
 
 
 def parts_ns(path, events):
-    answer = account.accounts_of(load_all([write(path, events, **H100)]))[1]
-    return {line["part"]: line["sum_ns"] for line in answer["ranks"]["0"]["parts"]}
+    explanation = account.accounts_of(load_all([write(path, events, **H100)]))[1]
+    return {line["part"]: line["sum_ns"] for line in explanation["ranks"]["0"]["parts"]}
 
 
 @pytest.mark.parametrize(

@@ -96,10 +96,10 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     new = add(results, 9, config_id="0000beef")
     write(results)
     after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.html")}
-    made = {path.name for path in after if after[path] != before.get(path)}
-    assert made == {f"{new.name}.html"} and page_of(out, new.name)
-    answer = traces.analysed([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
-    (new / "analysis.json").write_text(json.dumps(answer))
+    written = {path.name for path in after if after[path] != before.get(path)}
+    assert written == {f"{new.name}.html"} and page_of(out, new.name)
+    report = traces.analysed([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
+    (new / "analysis.json").write_text(json.dumps(report))
     write(results)
     assert "sgemm" in page_of(out, new.name)
     shutil.rmtree(new)

@@ -23,8 +23,8 @@ def saved(folder, snapshot, protocol=4):
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_snapshot_is_read_as_it_was_written_in_any_protocol(tmp_path, protocol):
-    made = snapshots.training()
-    assert pickles.load(saved(tmp_path, made, protocol)) == made
+    shot = snapshots.training()
+    assert pickles.load(saved(tmp_path, shot, protocol)) == shot
 
 
 class Evil:
@@ -67,8 +67,8 @@ def test_what_is_no_snapshot_is_refused_with_what_is_wrong(tmp_path, content, sa
 
 
 def test_a_list_is_taken_for_the_segments_alone(tmp_path):
-    made = snapshots.training()
-    assert pickles.load(saved(tmp_path, made["segments"])) == {"segments": made["segments"], "device_traces": []}
+    shot = snapshots.training()
+    assert pickles.load(saved(tmp_path, shot["segments"])) == {"segments": shot["segments"], "device_traces": []}
 
 
 # ---- adding up
@@ -179,13 +179,13 @@ def test_fullness_separates_rounding_gaps_and_whole_free_segments():
 def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
     from torch.cuda import _memory_viz
 
-    for made in (snapshots.training(), snapshots.training(num_steps=1, num_layers=9, weights_before=False)):
-        full = lives.segment_totals(made, 0)
-        text = _memory_viz.segsum(made)
+    for shot in (snapshots.training(), snapshots.training(num_steps=1, num_layers=9, weights_before=False)):
+        full = lives.segment_totals(shot, 0)
+        text = _memory_viz.segsum(shot)
         totals = re.search(r"total_reserved: (.*)\ntotal_allocated: (.*)\ntotal_free: (\S*)", text).groups()
         sizes = (full["reserved"], full["used"], full["rounding"] + full["free"])
-        assert totals == tuple(map(_memory_viz._format_size, sizes)) and full["used"] == snapshots.held(made).end_bytes
-        assert f"{len(made['device_traces'][0])} entries" in _memory_viz.trace(made)
+        assert totals == tuple(map(_memory_viz._format_size, sizes)) and full["used"] == snapshots.held(shot).end_bytes
+        assert f"{len(shot['device_traces'][0])} entries" in _memory_viz.trace(shot)
 
 
 # ---- names of places

@@ -128,9 +128,9 @@ def test_a_disk_too_full_is_said_before_anything_is_written(root, monkeypatch):
 
 
 def test_a_promised_hash_is_kept_or_refused():
-    made = datasets.prepare(small_markov(), **QUIET)
-    promise = {"train_sha256": made.train[0].sha256, "val_sha256": made.val[0].sha256}
-    assert datasets.prepare(small_markov(**promise), **QUIET) == made
+    dataset = datasets.prepare(small_markov(), **QUIET)
+    promise = {"train_sha256": dataset.train[0].sha256, "val_sha256": dataset.val[0].sha256}
+    assert datasets.prepare(small_markov(**promise), **QUIET) == dataset
     with pytest.raises(CheckFailed, match="data.val_sha256=abc: .* has the hash .*data.train_sha256=null"):
         datasets.prepare(small_markov(**promise | {"val_sha256": "abc"}), **QUIET)
     with pytest.raises(CheckFailed, match="data.train_sha256=abc"):

@@ -35,8 +35,8 @@ def test_metrics_steps_and_columns_are_tables(six_runs):
     )
     assert steps.to_dict() == [{"runs": 3, "step": 4}]
     kinds = {(row["table_name"], row["name"]): row["type"] for row in api.sql("SELECT * FROM columns").to_dict()}
-    some = [("runs", "optim.lr"), ("runs", "target_reached"), ("runs", "seed"), ("runs", "model"), ("steps", "step_ms")]
-    assert [kinds[key] for key in some] == ["REAL", "BOOLEAN", "INTEGER", "TEXT", "REAL"]
+    keys = [("runs", "optim.lr"), ("runs", "target_reached"), ("runs", "seed"), ("runs", "model"), ("steps", "step_ms")]
+    assert [kinds[key] for key in keys] == ["REAL", "BOOLEAN", "INTEGER", "TEXT", "REAL"]
 
 
 def test_names_choose_the_runs(six_runs):

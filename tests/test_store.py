@@ -106,8 +106,8 @@ def as_user(uid, work):
         finally:
             os._exit(0)
     os.close(writing)
-    with open(reading, "rb") as answer:
-        content = answer.read()
+    with open(reading, "rb") as reply:
+        content = reply.read()
     os.waitpid(pid, 0)
     return json.loads(content)
 
@@ -133,13 +133,13 @@ def _read_by_several_users(folder, monkeypatch, base):
 
     num_read, owner_reads = as_user(12345, losses)
     assert num_read == NUM_RUNS and store_file(folder).stat().st_uid == 12345
-    made = store_file(folder).read_bytes()
+    content = store_file(folder).read_bytes()
     assert as_user(23456, losses) == [0, owner_reads]
     for number in range(30):  # what the second user reads is kept in a cache of theirs
         settle(write(folder, a_run("B", 5.0, 100 + number)))
     assert as_user(23456, losses)[0] == 30
     assert as_user(23456, losses)[0] == 0
-    assert store_file(folder).read_bytes() == made
+    assert store_file(folder).read_bytes() == content
     os.chown(store_file(folder), 23456, 23456)  # put there by somebody who does not own the folder
     assert as_user(34567, losses)[0] == NUM_RUNS + 30
 

@@ -45,8 +45,8 @@ class Bench:
         facts = racers.facts
 
         def with_row(folder, overrides, results):
-            known = facts(folder, overrides, results)
-            return known | {"row": known.get("row", {}) | {"num_steps": 120, "batch_tokens": 1024}}
+            own_facts = facts(folder, overrides, results)
+            return own_facts | {"row": own_facts.get("row", {}) | {"num_steps": 120, "batch_tokens": 1024}}
 
         monkeypatch.setattr(arm_process, "facts", with_row)
         monkeypatch.setattr(study.planning, "refuse_incomparable", lambda facts, measured: None)
@@ -60,7 +60,7 @@ class Bench:
                 raise Interrupted("SIGINT")
             values = sweep.values(overrides)
             self.trials.append((values["optim"], values["optim.lr"], values["seed"]))
-            own = [word for word in overrides if not word.startswith("seed=")]
+            own = [override for override in overrides if not override.startswith("seed=")]
             folder = self.results.add(values["seed"], 10.0, lost(values["optim"], values["optim.lr"]), own)
             sweep.keep(points.folder, first + number, overrides, {"folder": folder})
 
@@ -147,7 +147,7 @@ def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_pa
 def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_path, monkeypatch, capsys):
     bench = Bench(tmp_path, monkeypatch)
     monkeypatch.setitem(BEST_LR, "adamw", 50.0)
-    assert cli.main(["budget=2trials" if word.startswith("budget") else word for word in WORDS]) == 0
+    assert cli.main(["budget=2trials" if argument.startswith("budget") else argument for argument in WORDS]) == 0
     assert "The best optim.lr of Adamw and Muon is at the edge of what was tried" in capsys.readouterr().out
     folder, facts = folder_of(bench), sweep.read_study(folder_of(bench))
     overrides = ["track=cpu_nano", "optim=adamw", "optim.lr=0.5", "seed=0"]

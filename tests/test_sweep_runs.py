@@ -368,7 +368,7 @@ def test_a_sweeps_best_are_the_arms_of_a_race(tmp_path):
     points = [["optim.lr=0.1", "seed=0"], ["optim.lr=0.1", "seed=1"], ["optim.lr=0.2", "seed=0"], ["optim.lr=0.3"]]
     folder = sweep.begin(tmp_path, "sweep-00000000", ["run"], points, None)
     for number, (overrides, val_loss) in enumerate(zip(points, (2.6, 2.8, 2.5, 2.9))):
-        lr = [word for word in overrides if word.startswith("optim")]
+        lr = [override for override in overrides if override.startswith("optim")]
         seed = int(overrides[1][5:]) if len(overrides) > 1 else 0
         run = run_folder.read(made := results.add(seed, val_loss=val_loss, overrides=lr)) | {"folder": str(made)}
         sweep.keep(folder, number, overrides, run)

@@ -27,15 +27,15 @@ def no_width(monkeypatch):
 def on_a_terminal(code, **environment):
     """What a terminal receives of a Python program."""
     theirs, ours = pty.openpty()
-    known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
+    variables = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
     done = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=REPO, stdout=ours, env=known | {"TERM": "xterm-256color"} | environment
+        [sys.executable, "-c", code], cwd=REPO, stdout=ours, env=variables | {"TERM": "xterm-256color"} | environment
     )
     os.close(ours)
     received = b""
     try:
-        while some := os.read(theirs, 65536):
-            received += some
+        while block := os.read(theirs, 65536):
+            received += block
     except OSError:  # how a pty says that its other side is closed
         pass
     os.close(theirs)
@@ -98,9 +98,9 @@ def test_colours_are_those_of_a_terminal_alone():
     assert "\x1b[31mslower" in shown
     for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in on_a_terminal(SHOW, COLUMNS="200", **environment)
-    word = "from bench.base.text_table import coloured; print(coloured('FASTER'), coloured('A'))"
-    assert on_a_terminal(word) == "\x1b[32mFASTER\x1b[0m A"
-    assert on_a_terminal(word, NO_COLOR="1") == "FASTER A"
+    program = "from bench.base.text_table import coloured; print(coloured('FASTER'), coloured('A'))"
+    assert on_a_terminal(program) == "\x1b[32mFASTER\x1b[0m A"
+    assert on_a_terminal(program, NO_COLOR="1") == "FASTER A"
     assert text_table.coloured("FASTER") == "FASTER"  # into a pipe
 
 

@@ -115,9 +115,9 @@ def collectives_of(folder, rows_by_rank):
 
 def test_the_late_rank_is_the_one_with_the_shortest_collective(tmp_path):
     rows = [launched("ncclDevKernel_AllReduce", start, dur, 90, 1) for start, dur in ((100, 50), (140, 10))]
-    answer = collectives_of(tmp_path, rows)
-    assert answer["waits"] == [{"rank": 0, "wait_us": 40.0, "num_last": 0}, {"rank": 1, "wait_us": 0.0, "num_last": 1}]
-    assert answer["worst"][0]["late_rank"] == 1
+    facts = collectives_of(tmp_path, rows)
+    assert facts["waits"] == [{"rank": 0, "wait_us": 40.0, "num_last": 0}, {"rank": 1, "wait_us": 0.0, "num_last": 1}]
+    assert facts["worst"][0]["late_rank"] == 1
 
 
 @pytest.mark.parametrize("numbers_of", ["kernels", "operators"])
@@ -133,9 +133,9 @@ def test_collectives_of_a_trace_whose_first_ones_are_cut_meet_by_their_sequence_
             ranks[-1].append(
                 event("cpu_op", "record_param_comms", 100 * seq - 10, 5, **message, **{"External id": seq})
             )
-    answer = collectives_of(tmp_path, ranks)
-    assert (answer["num_matched"], answer["num_unmatched"]) == (2, 4)  # by their order 4 would be, each with another
-    worst = [(line["call"], line["late_rank"], line["longest_wait_us"]) for line in answer["worst"]]
+    facts = collectives_of(tmp_path, ranks)
+    assert (facts["num_matched"], facts["num_unmatched"]) == (2, 4)  # by their order 4 would be, each with another
+    worst = [(line["call"], line["late_rank"], line["longest_wait_us"]) for line in facts["worst"]]
     assert worst == [(13, 0, 20.0), (14, 1, 15.0)]
 
 
@@ -145,9 +145,9 @@ def test_sends_and_receives_and_names_that_one_rank_does_not_number_meet_in_thei
         rows = launched("ncclDevKernel_SendRecv", 100, 10 + rank, 90, 1, **{"Collective name": name, "Seq": number})
         args = {"Collective name": "allreduce", "Seq": 3} if rank else {}
         ranks.append(rows + launched("ncclDevKernel_AllReduce", 200, 10, 190, 2, **args))
-    answer = collectives_of(tmp_path, ranks)
-    assert (answer["num_matched"], answer["num_unmatched"]) == (2, 0)
-    assert {line["call"] for line in answer["worst"]} == {0}
+    facts = collectives_of(tmp_path, ranks)
+    assert (facts["num_matched"], facts["num_unmatched"]) == (2, 0)
+    assert {line["call"] for line in facts["worst"]} == {0}
 
 
 def test_two_devices_of_one_process_have_timelines_of_their_own(tmp_path):
@@ -211,9 +211,9 @@ def test_braces_quotes_and_foreign_letters_in_names_do_not_matter(tmp_path):
     names = ['a}, {"ph": "X"', '"},{"cat":"kernel', "\\", "größe ☃", 'x\\"},{\\"ph\\":', "[[[", "\x1b[2J<script>"]
     rows = [row for num, name in enumerate(names) for row in launched(name, 10 * num, 5, 0, num + 1)]
     for indent in (None, 1):
-        answer = traces.analysed([write(tmp_path / "a.json", rows, indent=indent)])
-        assert sorted(line["name"] for line in answer["ranks"]["0"]["kernels"]) == sorted(names)
-    terminal, markdown = read_as_text(answer, both=True)
+        report = traces.analysed([write(tmp_path / "a.json", rows, indent=indent)])
+        assert sorted(line["name"] for line in report["ranks"]["0"]["kernels"]) == sorted(names)
+    terminal, markdown = read_as_text(report, both=True)
     assert "\x1b" not in terminal and "<script>" not in markdown
 
 
@@ -228,10 +228,10 @@ def test_a_cut_file_is_read_as_far_as_it_goes_and_says_so(tmp_path):
     rows = [row for num in range(200) for row in launched("gemm", 10 * num, 5, 0, num + 1)]
     whole = write(tmp_path / "a.json", rows).read_bytes()
     (tmp_path / "a.json").write_bytes(whole[: len(whole) * 3 // 4])
-    answer = traces.analysed([tmp_path / "a.json"])
-    rank = answer["ranks"]["0"]
+    report = traces.analysed([tmp_path / "a.json"])
+    rank = report["ranks"]["0"]
     assert rank["cut"] == "the file ends in the middle of the events" and 140 <= rank["num_device_rows"] <= 151
-    assert rank["cut"] in read_as_text(answer)
+    assert rank["cut"] in read_as_text(report)
     (tmp_path / "b.json.gz").write_bytes(gzip.compress(whole)[:-200])
     assert load(tmp_path / "b.json.gz").cut == "the compressed data end early"
     (tmp_path / "c.json.gz").write_bytes(gzip.compress(random.Random(0).randbytes(1000).hex().encode() + whole)[:200])
@@ -258,10 +258,10 @@ def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, s
             data += b" "
     (tmp_path / "a.json").write_bytes(bytes(data))
     try:
-        answer = traces.analysed([tmp_path / "a.json"])
+        report = traces.analysed([tmp_path / "a.json"])
     except source.NoTrace:
         return
-    json.dumps(answer), read_as_text(answer)
+    json.dumps(report), read_as_text(report)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}", '{"a": 1}', "\x00\x01\x02", '{"traceEvents'])

@@ -276,11 +276,11 @@ def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
 
 def test_the_one_step_of_a_trace_is_explains_and_has_no_kernels_of_an_earlier_one(tmp_path):
     early, mine = launched("early", 0, 500, 0, 77)[1], launched("gemm", 600, 300, 510, 2)
-    answer = rank_of(tmp_path, [step(7, 505, 450), early, *mine])
-    assert answer["temporal"]["span_us"] == 300.0
-    assert answer["steps"][0]["step_us"] == 450.0  # from 505, where the host begins the step, to 955
+    analysis = rank_of(tmp_path, [step(7, 505, 450), early, *mine])
+    assert analysis["temporal"]["span_us"] == 300.0
+    assert analysis["steps"][0]["step_us"] == 450.0  # from 505, where the host begins the step, to 955
     assert account.accounts_of([load(tmp_path / "a.json")])[1]["step_ms"] == 0.45
-    assert answer["num_device_rows_excluded"] == {"last_step": 0, "not_launched": 1}
+    assert analysis["num_device_rows_excluded"] == {"last_step": 0, "not_launched": 1}
 
 
 # ---- what was named
@@ -293,14 +293,14 @@ def test_several_files_are_the_ranks_of_one_job_and_several_folders_are_several(
     for folder in folders:
         folder.mkdir()
         write(folder / "x.json", launched(folder.name, 0, 10, 0, 1))
-    answers = answer_of(analyze, *folders)
-    assert [answers[str(folder)]["ranks"]["0"]["kernels"][0]["name"] for folder in folders] == ["a", "b"]
+    reports = answer_of(analyze, *folders)
+    assert [reports[str(folder)]["ranks"]["0"]["kernels"][0]["name"] for folder in folders] == ["a", "b"]
 
 
 @traces.needs_shared
 def test_every_part_of_the_answer_is_printed_for_a_real_trace():
-    answer = traces.analysed(find(traces.SHARED / "files" / "hta_nccl_parser_config"))
-    text, advice = read_as_text(answer), next(iter(answer["ranks"].values()))["advice"]
+    report = traces.analysed(find(traces.SHARED / "files" / "hta_nccl_parser_config"))
+    text, advice = read_as_text(report), next(iter(report["ranks"].values()))["advice"]
     assert advice and [text.count(sentence) for sentence in advice] == [1] * len(advice)  # as verdict or below it
     for title in (
         *("Time of the device", "Kernels by type", "Categories", "Kernels", "Who launched them"),
@@ -318,10 +318,10 @@ def test_the_verdict_says_of_which_rank_it_is_and_where_there_is_no_device(tmp_p
         write(tmp_path / f"rank{number}.json", rows, distributedInfo={"rank": number, "world_size": 2})
     both = document(traces.analysed(find(tmp_path)), "x")
     assert both.verdicts[0].sentence == "nothing stands out (rank 0 of 2; --json has all)"
-    answer = traces.analysed([tmp_path / "rank1.json"])
-    first, *others = answer["ranks"]["1"]["advice"]
-    assert document(answer, "x").verdicts[0].sentence == first and read_as_text(answer).count(first) == 1
-    assert ("What it means" in read_as_text(answer)) == bool(others)
+    report = traces.analysed([tmp_path / "rank1.json"])
+    first, *others = report["ranks"]["1"]["advice"]
+    assert document(report, "x").verdicts[0].sentence == first and read_as_text(report).count(first) == 1
+    assert ("What it means" in read_as_text(report)) == bool(others)
     cpu = write(tmp_path / "cpu.json", [event("cpu_op", "aten::mm", 0, 10)])
     (verdict,) = document(traces.analysed([cpu]), "x").verdicts
     assert verdict.sentence == "no device rows are counted: the times below are those of the host"

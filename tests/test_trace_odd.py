@@ -29,9 +29,9 @@ def rows():
 
 def read(path, **options):
     """The analysis of the first rank, which every form of the answer can show."""
-    answer = traces.analysed(find(path), **options)
-    read_as_text(answer), json.dumps(answer, allow_nan=False)
-    return next(iter(answer["ranks"].values()))
+    report = traces.analysed(find(path), **options)
+    read_as_text(report), json.dumps(report, allow_nan=False)
+    return next(iter(report["ranks"].values()))
 
 
 def read_rows(folder, events, **options):
@@ -39,12 +39,12 @@ def read_rows(folder, events, **options):
 
 
 def is_the_same(path):
-    answer = read(path)
-    assert [answer["temporal"][f"{name}_us"] for name in ("span", "idle", "compute")] == [65.0, 30.0, 30.0]
-    assert answer["kernels"][0]["name"] == "gemm" and answer["kernels"][0]["std_us"] == pytest.approx(50**0.5)
-    assert (answer["num_device_rows"], answer["profiler_steps"], answer["launches"]["num_unlinked"]) == (4, [1], 0)
-    assert answer["copies"][0]["gib"] == 5 / 1024 and answer["cut"] is None and answer["num_bad_events"] == 0
-    assert next(line for line in answer["operators"] if line["name"] == "aten::mm")["device_us"] == 30.0
+    report = read(path)
+    assert [report["temporal"][f"{name}_us"] for name in ("span", "idle", "compute")] == [65.0, 30.0, 30.0]
+    assert report["kernels"][0]["name"] == "gemm" and report["kernels"][0]["std_us"] == pytest.approx(50**0.5)
+    assert (report["num_device_rows"], report["profiler_steps"], report["launches"]["num_unlinked"]) == (4, [1], 0)
+    assert report["copies"][0]["gib"] == 5 / 1024 and report["cut"] is None and report["num_bad_events"] == 0
+    assert next(line for line in report["operators"] if line["name"] == "aten::mm")["device_us"] == 30.0
 
 
 def text_of(events, indent=None, **meta):
@@ -112,8 +112,8 @@ def test_a_zip_archive_is_refused_in_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("events", [[], [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]])
 def test_a_trace_in_which_nothing_happened(tmp_path, events):
-    answer = read_rows(tmp_path, events)
-    assert answer["temporal"]["span_us"] is None and answer["kernels"] == [] and answer["advice"] == []
+    analysis = read_rows(tmp_path, events)
+    assert analysis["temporal"]["span_us"] is None and analysis["kernels"] == [] and analysis["advice"] == []
     assert "nothing to analyse" in read_as_text(traces.analysed([tmp_path / "a.json"]))
 
 
@@ -124,8 +124,8 @@ def test_values_that_are_no_json_number(tmp_path):
     odd = [event("cpu_op", "x", 1, 1, grid="NAN", occupancy="INF"), event("kernel", "lost", "NAN", 1)]
     text = text_of([*rows(), *odd, event("kernel", "lost", 5, "INF", pid=0)])
     (tmp_path / "a.json").write_text(text.replace('"NAN"', "NaN").replace('"INF"', "Infinity"))
-    answer = read(tmp_path / "a.json")
-    assert (answer["temporal"]["span_us"], answer["num_bad_events"]) == (65.0, 2)
+    analysis = read(tmp_path / "a.json")
+    assert (analysis["temporal"]["span_us"], analysis["num_bad_events"]) == (65.0, 2)
 
 
 @pytest.mark.parametrize("block_bytes", [source.BLOCK_BYTES, 256])
@@ -158,15 +158,15 @@ def test_stamps_however_they_are_written_are_nanoseconds_exactly():
 def test_an_event_without_duration_or_start_is_no_range(tmp_path):
     lost = event("kernel", "lost", 3, 4, stream=7, device=0, correlation=9)
     odd = [{key: value for key, value in lost.items() if key != missing} for missing in ("dur", "ts")]
-    answer = read_rows(tmp_path, rows() + odd)
-    assert (answer["temporal"]["span_us"], answer["num_device_rows"], answer["num_bad_events"]) == (65.0, 4, 2)
+    analysis = read_rows(tmp_path, rows() + odd)
+    assert (analysis["temporal"]["span_us"], analysis["num_device_rows"], analysis["num_bad_events"]) == (65.0, 4, 2)
 
 
 def test_an_event_of_negative_duration_is_damaged_and_one_of_no_duration_is_counted(tmp_path):
-    answer = read_rows(tmp_path, [*rows(), *launched("gemm", 105, -4, 91, 8), *launched("gemm", 108, 0, 91, 9)])
-    assert (answer["temporal"]["compute_us"], answer["temporal"]["idle_us"]) == (30.0, 30.0)
-    gemm = answer["kernels"][0]
-    assert (gemm["count"], gemm["sum_us"], gemm["min_us"], answer["num_bad_events"]) == (3, 30.0, 0.0, 1)
+    analysis = read_rows(tmp_path, [*rows(), *launched("gemm", 105, -4, 91, 8), *launched("gemm", 108, 0, 91, 9)])
+    assert (analysis["temporal"]["compute_us"], analysis["temporal"]["idle_us"]) == (30.0, 30.0)
+    gemm = analysis["kernels"][0]
+    assert (gemm["count"], gemm["sum_us"], gemm["min_us"], analysis["num_bad_events"]) == (3, 30.0, 0.0, 1)
 
 
 DAMAGES = {
@@ -182,12 +182,12 @@ DAMAGES = {
 @pytest.mark.parametrize(("damage", "added"), DAMAGES.items())
 def test_analyze_and_explain_name_the_damage_of_a_file_before_its_numbers(tmp_path, damage, added):
     write(tmp_path / "a.json", rows() + added)
-    answer = explained.explain_paths("a", [tmp_path / "a.json"])
-    for text in (read_as_text(traces.analysed([tmp_path / "a.json"])), documents.from_accounts(answer).terminal()):
+    accounts = explained.explain_paths("a", [tmp_path / "a.json"])
+    for text in (read_as_text(traces.analysed([tmp_path / "a.json"])), documents.from_accounts(accounts).terminal()):
         assert damage in text.split("\n\n")[1], text
     write(tmp_path / "b.json", rows())
     whole = explained.explain_paths("b", [tmp_path / "b.json"])["b"]
-    assert whole["doubts"] == [] and damage in account.difference(whole, answer["a"])["b"]["doubts"][0]
+    assert whole["doubts"] == [] and damage in account.difference(whole, accounts["a"])["b"]["doubts"][0]
 
 
 def test_what_a_capture_launches_has_no_kernel_and_none_is_lost(tmp_path):
@@ -210,21 +210,21 @@ def test_analyze_and_explain_say_that_traces_seem_to_be_of_several_jobs(tmp_path
         events = [row | {"ts": row["ts"] + 1e6 * later_s} for row in rows()]
         write(paths[1], events, deviceProperties=[{"name": name}], distributedInfo={"rank": number})
         for doubts in (explained.explain_paths("a", paths)["a"], traces.analysed(paths)["overall"]):
-            assert [known[: len(doubt)] for known in doubts["doubts"]] == [doubt] * bool(doubt)
+            assert [found[: len(doubt)] for found in doubts["doubts"]] == [doubt] * bool(doubt)
 
 
 def test_a_correlation_that_comes_twice_counts_no_row_twice(tmp_path):
     """The last call in the file launched it; HTA counts the kernel once for each."""
     again = event("cuda_runtime", "cudaLaunchKernel", 95, 1, correlation=1)
-    answer = read_rows(tmp_path, [*rows(), again, step(2, 200, 10)])
-    assert answer["kernels"][0]["count"] == 2 and answer["launches"]["num_launches"] == 4
+    analysis = read_rows(tmp_path, [*rows(), again, step(2, 200, 10)])
+    assert analysis["kernels"][0]["count"] == 2 and analysis["launches"]["num_launches"] == 4
 
 
 def test_names_in_any_language_and_of_any_length(tmp_path):
     names = ["größe ☃ 核函数", "ядро<float>", "\u202eevil", "a" * 50_000, "", " ", "|x|", "k\nk", "🎉" * 3]
     events = [row for num, name in enumerate(names) for row in launched(name, 10 * num, 5, 0, num + 1)]
-    answer = read_rows(tmp_path, events)
-    assert sorted(line["name"] for line in answer["kernels"]) == sorted(names)
+    analysis = read_rows(tmp_path, events)
+    assert sorted(line["name"] for line in analysis["kernels"]) == sorted(names)
     text = read_as_text(traces.analysed([tmp_path / "a.json"]))
     assert "\u202e" not in text and max(map(len, text.splitlines())) < 400
 
@@ -250,15 +250,15 @@ def test_amd_names(tmp_path):
         event("kernel", nccl, 70, 10, tid=1, stream=1, correlation=3, **place),
         event("cuda_runtime", "hipDeviceSynchronize", 20, 30),
     ]
-    answer = read_rows(tmp_path, amd)
-    assert {line["name"][:8]: (line["type"], line["category"]) for line in answer["kernels"]} == {
+    analysis = read_rows(tmp_path, amd)
+    assert {line["name"][:8]: (line["type"], line["category"]) for line in analysis["kernels"]} == {
         "Cijk_Ali": ("COMPUTATION", "matmul"),
         "CopyHost": ("MEMORY", "memory copy"),
         "ncclDevK": ("COMMUNICATION", "communication"),
     }
-    assert (answer["comm_us"], answer["overlap_pct"], answer["launches"]["num_launches"]) == (10.0, 0.0, 3)
-    assert answer["synchronisations"] == [{"name": "hipDeviceSynchronize", "count": 1, "sum_us": 30.0}]
-    assert answer["host_copies"] == {"sum_us": 10.0, "exposed_us": 10.0, "pageable_us": 0.0}
+    assert (analysis["comm_us"], analysis["overlap_pct"], analysis["launches"]["num_launches"]) == (10.0, 0.0, 3)
+    assert analysis["synchronisations"] == [{"name": "hipDeviceSynchronize", "count": 1, "sum_us": 30.0}]
+    assert analysis["host_copies"] == {"sum_us": 10.0, "exposed_us": 10.0, "pageable_us": 0.0}
 
 
 def test_an_mtias_kernels_and_copies_are_rows_of_a_device_and_its_waits_are_not(tmp_path):
@@ -266,9 +266,9 @@ def test_an_mtias_kernels_and_copies_are_rows_of_a_device_and_its_waits_are_not(
     kernel, copy, wait = {"row": 0, "correlation": 1}, {"direction": "HOST_TO_DEVICE"}, {"wait_on_stream": 104}
     ranges = [("fc-dtype_Float", 10, 30, kernel), ("dma_request", 35, 15, copy), ("event_wait", 10, 80, wait)]
     mtia = [event("mtia_ccp_events", name, ts, dur, pid=17, stream=112, **args) for name, ts, dur, args in ranges]
-    answer = read_rows(tmp_path, [event("mtia_runtime", "runFunction", 0, 5, correlation=1), *mtia])
-    assert (answer["temporal"]["span_us"], answer["temporal"]["compute_us"], answer["doubts"]) == (40.0, 30.0, [])
-    assert [(line["type"], line["category"]) for line in answer["kernels"]] == [
+    analysis = read_rows(tmp_path, [event("mtia_runtime", "runFunction", 0, 5, correlation=1), *mtia])
+    assert (analysis["temporal"]["span_us"], analysis["temporal"]["compute_us"], analysis["doubts"]) == (40.0, 30.0, [])
+    assert [(line["type"], line["category"]) for line in analysis["kernels"]] == [
         ("COMPUTATION", "other"),
         ("MEMORY", "memory copy"),
     ]
@@ -282,10 +282,10 @@ def test_triton_kernels_whose_operator_has_their_name_and_a_stream(tmp_path):
         event("cuda_driver", "cuLaunchKernel", 20, 5, correlation=3),
         event("kernel", name, 30, 2, pid=0, tid=7, device=0, stream=7, correlation=3),
     ]
-    answer = read_rows(tmp_path, triton)
-    assert (answer["temporal"]["span_us"], answer["kernels"][0]["count"]) == (2.0, 1)
-    assert answer["launches"]["num_launches"] == 1
-    assert (answer["operators"][0]["name"], answer["operators"][0]["device_us"]) == (name, 2.0)
+    analysis = read_rows(tmp_path, triton)
+    assert (analysis["temporal"]["span_us"], analysis["kernels"][0]["count"]) == (2.0, 1)
+    assert analysis["launches"]["num_launches"] == 1
+    assert (analysis["operators"][0]["name"], analysis["operators"][0]["device_us"]) == (name, 2.0)
 
 
 def test_kernels_of_a_graph_share_one_launch(tmp_path):
@@ -293,14 +293,14 @@ def test_kernels_of_a_graph_share_one_launch(tmp_path):
     nodes = [launched(f"k{num}", 50 + 10 * num, 10, 0, 1)[1] for num in range(3)]
     call = event("cuda_runtime", "cudaGraphLaunch", 10, 20, correlation=1)
     graph = [call, *nodes, *launched("gemm", 80, 5, 35, 2)]
-    answer = read_rows(tmp_path, graph)
-    assert (answer["temporal"]["idle_us"], answer["num_device_rows"]) == (0.0, 4)
+    analysis = read_rows(tmp_path, graph)
+    assert (analysis["temporal"]["idle_us"], analysis["num_device_rows"]) == (0.0, 4)
     expected = {"num_launches": 1, "num_graph_launches": 1, "num_graph_rows": 3, "num_unlinked": 0, "call_us_mean": 2.0}
-    assert {key: answer["launches"][key] for key in expected} == expected
-    assert answer["queues"][0]["max"] == 2  # the graph from 10 to 50, the kernel from 35 to 80
-    assert [line["operator"] for line in answer["launchers"]] == [None] * 4
-    answer = read_rows(tmp_path, [*graph, event("user_annotation", "replay", 0, 32)])
-    by_kernel = {line["kernel"]: line["annotation"] for line in answer["launchers"]}
+    assert {key: analysis["launches"][key] for key in expected} == expected
+    assert analysis["queues"][0]["max"] == 2  # the graph from 10 to 50, the kernel from 35 to 80
+    assert [line["operator"] for line in analysis["launchers"]] == [None] * 4
+    analysis = read_rows(tmp_path, [*graph, event("user_annotation", "replay", 0, 32)])
+    by_kernel = {line["kernel"]: line["annotation"] for line in analysis["launchers"]}
     assert by_kernel == {"k0": "replay", "k1": "replay", "k2": "replay", "gemm": None}
 
 
@@ -309,15 +309,15 @@ def test_kernels_without_a_recorded_launch(tmp_path):
     its first kernel, as earlier ones are of an earlier step; of several their step is unknown.
     """
     lost = event("kernel", "lost", 40, 20, pid=0, tid=7, device=0, stream=7, correlation=77, **{"External id": 5})
-    answer = read_rows(tmp_path, [*rows()[:-1], lost])
-    assert (answer["temporal"]["span_us"], answer["launches"]["num_unlinked"]) == (125.0, 1)
-    assert next(line for line in answer["launchers"] if line["kernel"] == "lost")["operator"] == "aten::mm"
-    answers = [read_rows(tmp_path, [*rows(), lost | {"ts": at}]) for at in (40, 120)]
-    assert [answer["num_device_rows_excluded"]["not_launched"] for answer in answers] == [1, 0]
-    assert [answer["temporal"]["span_us"] for answer in answers] == [65.0, 65.0]
+    analysis = read_rows(tmp_path, [*rows()[:-1], lost])
+    assert (analysis["temporal"]["span_us"], analysis["launches"]["num_unlinked"]) == (125.0, 1)
+    assert next(line for line in analysis["launchers"] if line["kernel"] == "lost")["operator"] == "aten::mm"
+    analyses = [read_rows(tmp_path, [*rows(), lost | {"ts": at}]) for at in (40, 120)]
+    assert [analysis["num_device_rows_excluded"]["not_launched"] for analysis in analyses] == [1, 0]
+    assert [analysis["temporal"]["span_us"] for analysis in analyses] == [65.0, 65.0]
     events = [*rows(), lost, step(2, 170, 10)]
-    answer = read_rows(tmp_path, events)
-    assert (answer["num_device_rows"], answer["num_device_rows_excluded"]["not_launched"]) == (4, 1)
+    analysis = read_rows(tmp_path, events)
+    assert (analysis["num_device_rows"], analysis["num_device_rows_excluded"]["not_launched"]) == (4, 1)
     assert read_rows(tmp_path, events, include_last_step=True)["num_device_rows"] == 4
     sentence = "1 device rows are not counted: their launch was not recorded"
     assert sentence in read_as_text(traces.analysed([tmp_path / "a.json"]))
@@ -326,9 +326,9 @@ def test_kernels_without_a_recorded_launch(tmp_path):
 def test_where_no_launch_was_recorded_at_all_rows_belong_to_the_step_in_which_they_ran(tmp_path):
     without_calls = [row for row in rows() if row["cat"] != "cuda_runtime"]
     late = event("kernel", "gemm", 180, 5, pid=0, tid=7, device=0, stream=7)
-    answer = read_rows(tmp_path, [*without_calls, step(2, 170, 30), late])
-    last = answer["num_device_rows_excluded"]["last_step"]
-    assert (answer["num_device_rows"], last) == (4, 1) and "it waits for is not known" in answer["advice"][0]
+    analysis = read_rows(tmp_path, [*without_calls, step(2, 170, 30), late])
+    last = analysis["num_device_rows_excluded"]["last_step"]
+    assert (analysis["num_device_rows"], last) == (4, 1) and "it waits for is not known" in analysis["advice"][0]
 
 
 def on_gpu(number, ts, dur):
@@ -349,20 +349,20 @@ def on_gpu(number, ts, dur):
     ],
 )
 def test_steps_in_any_form(tmp_path, steps, num_device_rows, counted, excluded):
-    answer = read_rows(tmp_path, rows()[:-1] + steps)
-    numbers = (answer["num_device_rows"], answer["profiler_steps"], answer["profiler_steps_excluded"])
+    analysis = read_rows(tmp_path, rows()[:-1] + steps)
+    numbers = (analysis["num_device_rows"], analysis["profiler_steps"], analysis["profiler_steps_excluded"])
     assert numbers == (num_device_rows, counted, excluded)
     if counted == [7, 8]:  # those of the device
-        lines = [(line["step"], line["host_us"], line["busy_us"], line["num_kernels"]) for line in answer["steps"]]
+        lines = [(line["step"], line["host_us"], line["busy_us"], line["num_kernels"]) for line in analysis["steps"]]
         assert lines == [(7, None, 10.0, 1), (8, None, 25.0, 3)]
 
 
 def test_missing_ranks_and_ranks_that_say_nothing(tmp_path):
     for number in (1, 3):
         write(tmp_path / f"worker{number}.json", rows(), distributedInfo={"rank": number, "world_size": "4"})
-    answer = traces.analysed(find(tmp_path))
-    assert (list(answer["ranks"]), answer["overall"]["missing_ranks"]) == (["1", "3"], [0, 2])
-    assert "2 of 4 ranks are missing: [0, 2]" in read_as_text(answer)
+    report = traces.analysed(find(tmp_path))
+    assert (list(report["ranks"]), report["overall"]["missing_ranks"]) == (["1", "3"], [0, 2])
+    assert "2 of 4 ranks are missing: [0, 2]" in read_as_text(report)
     (tmp_path / "two").mkdir()
     for name in ("host_a.json", "host_b.json"):
         write(tmp_path / "two" / name, rows())

@@ -27,8 +27,8 @@ def two_ranks(folder):
 
 
 def test_ranks_stand_side_by_side_around_the_collective_for_which_one_waited_longest(tmp_path):
-    (answer,) = analysis.analyze_files(two_ranks(tmp_path)).values()
-    picture = answer["overall"]["pictures"]["collective"]
+    (report,) = analysis.analyze_files(two_ranks(tmp_path)).values()
+    picture = report["overall"]["pictures"]["collective"]
     assert (picture["name"], picture["late_rank"], picture["wait_us"]) == ("ncclDevKernel_AllReduce", 1, 40.0)
     # half of the longest kernel's 50 us is shown before it, 7.5 after it: from 75 us on each rank's own clock
     bars = [
@@ -70,21 +70,21 @@ def test_a_waterfall_goes_from_one_total_to_the_other():
 def test_foreign_names_become_no_markup(tmp_path):
     bad = "<script>alert(1)</script>"
     rows = [*launched(bad, 20, 10, 5, 1), *launched(bad, 90, 10, 80, 2), event("cpu_op", bad, 0, 100)]
-    answer = traces.analysed([write(tmp_path / "a.json", rows)])
-    html = trace_page.document({bad: answer}).html()
+    report = traces.analysed([write(tmp_path / "a.json", rows)])
+    html = trace_page.document({bad: report}).html()
     assert bad not in html and "&lt;script&gt;alert" in html
 
 
 def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
     rows = [step(1, 0, 100), event("cpu_op", "aten::mm", 10, 50), event("user_annotation", "forward", 5, 60)]
-    answer = traces.analysed([write(tmp_path / "a.json", rows)])
-    assert [panel.id for panel in trace_page.panels_of(answer, "")] == ["operators", "phases"]
-    assert "no device rows, only those of the host" in trace_page.document({"x": answer}).html()
+    report = traces.analysed([write(tmp_path / "a.json", rows)])
+    assert [panel.id for panel in trace_page.panels_of(report, "")] == ["operators", "phases"]
+    assert "no device rows, only those of the host" in trace_page.document({"x": report}).html()
 
 
 def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_an_older_one(tmp_path):
-    (answer,) = analysis.analyze_files(two_ranks(tmp_path)).values()
-    (tmp_path / "analysis.json").write_text(json.dumps(answer))
+    (report,) = analysis.analyze_files(two_ranks(tmp_path)).values()
+    (tmp_path / "analysis.json").write_text(json.dumps(report))
     part = trace_page.section_of_run(tmp_path)
     html = part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
@@ -114,8 +114,8 @@ def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
 @traces.needs_shared
 def test_every_shared_trace_has_a_page_of_bounded_size():
     for name in SETS:
-        for answer in analysis.analyze_files(load.find(traces.SHARED / "files" / name)).values():
-            assert len(trace_page.document({name: answer}).html()) < MAX_PAGE_BYTES / 3, name
+        for report in analysis.analyze_files(load.find(traces.SHARED / "files" / name)).values():
+            assert len(trace_page.document({name: report}).html()) < MAX_PAGE_BYTES / 3, name
 
 
 @traces.needs_shared
@@ -142,8 +142,8 @@ def test_files_analysed_by_processes_of_their_own_give_the_same_answer(monkeypat
     alone = traces.analysed(paths)
     monkeypatch.setattr(load, "PARALLEL_BYTES", 0)
     monkeypatch.setattr(load, "usable_cpus", lambda: 2)
-    (answer,) = analysis.analyze_files(paths).values()
-    assert answer == alone
+    (report,) = analysis.analyze_files(paths).values()
+    assert report == alone
 
 
 def test_a_rank_of_device_rows_alone_has_their_names(tmp_path):

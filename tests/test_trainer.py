@@ -81,9 +81,9 @@ def test_what_is_asked_at_the_end_leaves_everything_as_it_was(trainer):
     val_loss = trainer.evaluate()
     before = copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.state_dict()))
     rng = torch.get_rng_state()
-    answers = trainer.check_at_end()
-    assert answers["causality"]["found"] == "causal" and answers["evaluation"]["trained"] == []
-    assert answers["evaluation"]["first_nats"] == answers["evaluation"]["repeated_nats"]
+    facts = trainer.check_at_end()
+    assert facts["causality"]["found"] == "causal" and facts["evaluation"]["trained"] == []
+    assert facts["evaluation"]["first_nats"] == facts["evaluation"]["repeated_nats"]
     assert torch.equal(torch.get_rng_state(), rng)
     after = trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.state_dict()
     for old, new in zip(before[:2], after[:2], strict=True):

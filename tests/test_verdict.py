@@ -51,10 +51,10 @@ def to_target(reached):
 
 def test_the_mean_must_be_shown_to_be_below_the_target():
     rows = [row(3.27), row(3.28), row(3.26)]  # mean 3.27, sd 0.01: t = -0.03 / (0.01 / sqrt(3)) = -5.196, p = 0.01755
-    answer = target.decide(rows, 0.05)
-    assert (answer["passed"], answer["n"]) == (True, 3)
-    assert answer["t"] == pytest.approx(-5.19615, rel=1e-5)
-    assert answer["p"] == pytest.approx(0.017551, rel=1e-3)
+    decision = target.decide(rows, 0.05)
+    assert (decision["passed"], decision["n"]) == (True, 3)
+    assert decision["t"] == pytest.approx(-5.19615, rel=1e-5)
+    assert decision["p"] == pytest.approx(0.017551, rel=1e-3)
     assert target.decide(rows, 0.01)["passed"] is False
 
 
@@ -89,16 +89,16 @@ def test_a_gap_is_a_target_above_the_floor():
     ],
 )
 def test_what_decides_without_a_test(rows, passed, sentence):
-    answer = target.decide(rows, 0.01)
-    assert answer["passed"] is passed and answer["words"].startswith(sentence)
+    decision = target.decide(rows, 0.01)
+    assert decision["passed"] is passed and decision["words"].startswith(sentence)
 
 
 def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
     """Two of 3.26 and one of 3.28 are one of 3.26 and one of 3.28: mean 3.27, sd sqrt(0.0002), t = -3, df 1."""
     rows = [row(3.26, seed=0), row(3.26, seed=1), row(3.28, seed=2)]
-    answer = target.decide(rows, 0.2, ["x", "x", "y"])
-    assert (answer["n"], answer["mean"], answer["t"]) == (2, pytest.approx(3.27), pytest.approx(-3.0))
-    assert answer["words"].startswith("3 runs count as 2 by their seeds and losses; mean val_loss 3.2700 ")
+    decision = target.decide(rows, 0.2, ["x", "x", "y"])
+    assert (decision["n"], decision["mean"], decision["t"]) == (2, pytest.approx(3.27), pytest.approx(-3.0))
+    assert decision["words"].startswith("3 runs count as 2 by their seeds and losses; mean val_loss 3.2700 ")
     assert target.decide(rows, 0.2, [None, "y", "y"])["n"] == 2
     assert target.decide(rows, 0.2)["n"] == 3
     assert target.decide([row(3.26, seed=0), row(3.27, seed=1), row(3.28, seed=0)], 0.2, ["x", "y", "y"])["n"] == 1

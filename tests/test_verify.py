@@ -300,9 +300,9 @@ def test_json_lists_every_run_with_its_rules(folder, answer_of):
 
 def test_what_is_no_record_is_wrong_use(tmp_path, folder, capsys):
     (tmp_path / "empty").mkdir()
-    for word in (str(tmp_path / "empty"), "no-such-run"):
-        assert verify.main([word]) == 2
-        assert word in capsys.readouterr().err
+    for name in (str(tmp_path / "empty"), "no-such-run"):
+        assert verify.main([name]) == 2
+        assert name in capsys.readouterr().err
     (folder / "run.json").write_text("{")
     assert verify.main([str(folder)]) == 2
     assert "is not valid JSON" in capsys.readouterr().err

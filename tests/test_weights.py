@@ -38,8 +38,8 @@ def test_the_bytes_are_those_of_the_format(tmp_path):
 
 @pytest.mark.parametrize("dtype", list(weights.NAMES))
 def test_what_is_written_is_read_bit_for_bit(tmp_path, dtype):
-    made = (torch.arange(24).reshape(4, 6) % 3).to(dtype)
-    tensors = {"whole": made, "turned": made.T, "one": made[0, 1], "none": made[:0], "row": made[2]}
+    written = (torch.arange(24).reshape(4, 6) % 3).to(dtype)
+    tensors = {"whole": written, "turned": written.T, "one": written[0, 1], "none": written[:0], "row": written[2]}
     weights.write(tmp_path / "x" / "w.safetensors", tensors, {})
     read = weights.read(tmp_path / "x" / "w.safetensors")
     assert list(read) == list(tensors)

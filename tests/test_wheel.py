@@ -171,8 +171,8 @@ def test_docs_own_md_holds_word_by_word(installed, tmp_path):
             folder = Path((tmp_path / "folder").read_text().strip())
             num_commands += len(text.splitlines())
     assert num_commands >= 15
-    made = {path.name for path in folder.iterdir() if path.is_dir()}
-    assert made - {"__pycache__"} == {".data", "conf", "logs", "results", "shared"}
+    created = {path.name for path in folder.iterdir() if path.is_dir()}
+    assert created - {"__pycache__"} == {".data", "conf", "logs", "results", "shared"}
     records = [real_runs.run_json(path) for path in real_runs.folders(folder / "results")]
     assert {record["status"] for record in records} == {"complete"}
     assert all(

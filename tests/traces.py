@@ -43,8 +43,8 @@ def steps_of_a_kernel(kernel_us, step_us):
 
 def analysed(paths, **options):
     """Returns the analysis of the files of one job and one profiling window."""
-    (answer,) = analysis.analyze_files(paths, **options).values()
-    return answer
+    (report,) = analysis.analyze_files(paths, **options).values()
+    return report
 
 
 def load_all(paths):

@@ -113,7 +113,7 @@ class World:
         kept = {"QUERY": "SELECT * FROM runs", "NAME": race.name, "OUT": self.here / "out", "RACE:B": f"{race}:B"}
         kept |= {"RUN": self._run(verb), "RACE": race, "RESULTS": home, "CLAIM": self.here / "claim"}
         kept |= {name: self.here / file for file, name in OTHERS.items()}
-        return [str(kept.get(word, word)) for word in (command or READS[verb].command).split()]
+        return [str(kept.get(argument, argument)) for argument in (command or READS[verb].command).split()]
 
     def _run(self, verb):
         """Returns the second run of arm B, which is no warm-up and is listed, compared and judged."""

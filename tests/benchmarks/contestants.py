@@ -112,10 +112,10 @@ def examined(results, overrides, audits=True, disturbed=None):
 
     before = {path.parent for path in Path(results).glob("*/*/run.json")}
     done = _bench(results, "run", *overrides)
-    made = {path.parent for path in Path(results).glob("*/*/run.json")} - before
-    if len(made) != 1:
+    new_folders = {path.parent for path in Path(results).glob("*/*/run.json")} - before
+    if len(new_folders) != 1:
         return f"refused: {(done.stderr or done.stdout).strip().splitlines()[-1][:140]}"
-    (folder,) = made
+    (folder,) = new_folders
     run = json.loads((folder / "run.json").read_text())
     if run["status"] != "complete":
         return f"{run['status']}: {run['failure']['message'][:140]}"

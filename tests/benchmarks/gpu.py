@@ -224,7 +224,7 @@ def _reducers(size, where, rehearse):
     if world_size == 1:
         print("gpu: one GPU has no gradients to reduce", file=sys.stderr)
         return []
-    overrides = [word for word in size.overrides if not word.startswith("hardware.num_processes")]
+    overrides = [override for override in size.overrides if not override.startswith("hardware.num_processes")]
     return gpu_ranks.measure(overrides, world_size, 2 if rehearse else MAX_ROUNDS, 60 * MOST_REDUCER_MINUTES, where)
 
 

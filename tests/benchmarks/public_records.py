@@ -184,10 +184,10 @@ def encoded(rows, facts):
     for row in rows:
         setting = json.loads(row["setting"])
         facts["asked"] = list(setting)  # of every log the same
-        known = {key: value for key, value in setting.items() if value is not None}
-        known = {key: [len(value), value[0]] if isinstance(value, list) else value for key, value in known.items()}
-        facts["settings"] += [known] if known not in facts["settings"] else []
-        row["setting"] = facts["settings"].index(known)
+        filled = {key: value for key, value in setting.items() if value is not None}
+        filled = {key: [len(value), value[0]] if isinstance(value, list) else value for key, value in filled.items()}
+        facts["settings"] += [filled] if filled not in facts["settings"] else []
+        row["setting"] = facts["settings"].index(filled)
         row["source_sha256"] = (row["source_sha256"] or "")[:12] or None
     columns = [name for name in KEPT if any(row[name] != rows[0][name] for row in rows)] or ["train_s"]
     common = {name: value for name, value in rows[0].items() if name not in columns and value != USUAL.get(name)}
@@ -200,9 +200,9 @@ def decoded(name, facts):
     for number, values in enumerate(arm["runs"]):
         row = dict.fromkeys(record_rows.COLUMNS) | {"config": (), "run_id": f"{name} {number}"} | USUAL | arm["common"]
         row |= dict(zip(arm["columns"], values, strict=True))
-        known = facts["settings"][row["setting"]].items()
-        known = {key: value[1:] * value[0] if isinstance(value, list) else value for key, value in known}
-        rows.append(row | {"setting": record_rows.encoded(dict.fromkeys(facts["asked"]) | known)})
+        settings = facts["settings"][row["setting"]].items()
+        settings = {key: value[1:] * value[0] if isinstance(value, list) else value for key, value in settings}
+        rows.append(row | {"setting": record_rows.encoded(dict.fromkeys(facts["asked"]) | settings)})
     return rows
 
 

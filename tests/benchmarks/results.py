@@ -26,7 +26,7 @@ NUM_STEPS_FILES = 20  # of each arm: compare looks into the steps of some runs
 
 
 def measure(num_cold=3, num_warm=7):
-    """Returns [(what, median seconds, sign, target)].  cold: without a store, the files in the page cache.
+    """Returns [(label, median seconds, sign, target)].  cold: without a store, the files in the page cache.
 
     Python's bytecode is kept, as after any call of the user's.
     """
@@ -47,8 +47,8 @@ def measure(num_cold=3, num_warm=7):
                 subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
                 seconds[kind].append(time.perf_counter() - started_s)
             for kind, target_s in (("cold", COLD_TARGET_S), ("warm", WARM_TARGET_S)):
-                what = f"{arguments[0]} over {NUM_RUNS:,} run folders, {kind}, s"
-                figures.append((what, statistics.median(seconds[kind]), "<=", target_s))
+                label = f"{arguments[0]} over {NUM_RUNS:,} run folders, {kind}, s"
+                figures.append((label, statistics.median(seconds[kind]), "<=", target_s))
         add_steps(Path(folder))
         figures += _site(folder, env)
     return figures
@@ -64,12 +64,12 @@ def _site(folder, env):
         seconds.append(time.perf_counter() - started_s)
         cpu_s.append(_children_cpu_s())
     num_bytes = sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
-    what = f"site of {NUM_RUNS:,} runs"
+    label = f"site of {NUM_RUNS:,} runs"
     return [
-        (f"{what}, the first time, s", seconds[0], "<=", SITE_COLD_TARGET_S),
-        (f"{what}, the first time, CPU s", cpu_s[1] - cpu_s[0], "<=", SITE_TARGET_CPU_S),
-        (f"{what}, again, s", seconds[1], "<=", SITE_WARM_TARGET_S),
-        (f"{what}, MB", num_bytes / 1e6, "<=", SITE_TARGET_MB),
+        (f"{label}, the first time, s", seconds[0], "<=", SITE_COLD_TARGET_S),
+        (f"{label}, the first time, CPU s", cpu_s[1] - cpu_s[0], "<=", SITE_TARGET_CPU_S),
+        (f"{label}, again, s", seconds[1], "<=", SITE_WARM_TARGET_S),
+        (f"{label}, MB", num_bytes / 1e6, "<=", SITE_TARGET_MB),
     ]
 
 

@@ -99,9 +99,9 @@ def first_frac(groups):
     largest = dict.fromkeys(outcomes.LOSSES, 2.0**-23)
     for runs in groups:
         for pair in itertools.combinations(runs.values(), 2):
-            for (step, what), frac in outcomes.fracs_between(*pair).items():
-                largest[what] = max(largest[what], frac if step <= 1 else 0.0)
-    return {what: float(f"{frac:.3g}") for what, frac in largest.items()}
+            for (step, kind), frac in outcomes.fracs_between(*pair).items():
+                largest[kind] = max(largest[kind], frac if step <= 1 else 0.0)
+    return {kind: float(f"{frac:.3g}") for kind, frac in largest.items()}
 
 
 def losses(folder, dtype, extra, seed, at):
@@ -115,4 +115,4 @@ def losses(folder, dtype, extra, seed, at):
         subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
     (run,) = results.glob("cpu_nano/*/run.json")
     rows = step_files.read(run.parent, strict=True)
-    return {(row["step"], what): row[what] for row in rows for what in outcomes.LOSSES if row.get(what) is not None}
+    return {(row["step"], kind): row[kind] for row in rows for kind in outcomes.LOSSES if row.get(kind) is not None}

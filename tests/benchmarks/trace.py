@@ -64,7 +64,7 @@ class Cost(NamedTuple):
 
 
 def measure():
-    """Returns [(what, measured, sign, target)].  Raises ValueError without traces to repeat, without HTA, and where
+    """Returns [(label, measured, sign, target)].  Raises ValueError without traces to repeat, without HTA, and where
     disk or memory do not suffice."""
     mb, num_ranks, large_mb, num_rounds, hta_rounds = (
         int(os.environ.get(f"SPEEDRUN_BENCH_{name}", value))
@@ -82,8 +82,8 @@ def measure():
         if large_mb:
             (path,) = _repeated(SHARED, large_mb, 1, folder)
             _say(f"one file of {large_mb} MB")
-            what = f"one file of {large_mb} MB: peak memory of all processes, MiB"
-            figures.append((what, _run([*FULL, str(path)]).all_mib, "<=", MAX_LARGE_MIB))
+            label = f"one file of {large_mb} MB: peak memory of all processes, MiB"
+            figures.append((label, _run([*FULL, str(path)]).all_mib, "<=", MAX_LARGE_MIB))
     return figures
 
 
@@ -121,12 +121,12 @@ def _processes(paths, mb, num_rounds):
         solo.append(_run([*FULL, *map(str, paths)], num_cores=1))
         pair.append(_run([*FULL, *map(str, paths)], num_cores=2))
     solo, pair = map(_median, (solo, pair))
-    what = f"{len(paths)} ranks of {mb} MB"
+    label = f"{len(paths)} ranks of {mb} MB"
     took = f"{solo.longest_cpu_s:.1f} s, {pair.longest_cpu_s:.1f} s; wall {solo.wall_s:.1f} s, {pair.wall_s:.1f} s"
-    yield f"{what}: speed-up from 1 to 2 processes ({took})", solo.longest_cpu_s / pair.longest_cpu_s, ">=", SPEED_UP
-    yield f"{what}: the same of wall time", solo.wall_s / pair.wall_s, None, None
+    yield f"{label}: speed-up from 1 to 2 processes ({took})", solo.longest_cpu_s / pair.longest_cpu_s, ">=", SPEED_UP
+    yield f"{label}: the same of wall time", solo.wall_s / pair.wall_s, None, None
     largest_mib = max(solo.process_mib, pair.process_mib)
-    yield f"{what}: peak memory of the largest process, MiB", largest_mib, "<=", MAX_PROCESS_MIB
+    yield f"{label}: peak memory of the largest process, MiB", largest_mib, "<=", MAX_PROCESS_MIB
 
 
 def _beside_hta(paths, mb, python, num_rounds, stamps):
@@ -137,13 +137,13 @@ def _beside_hta(paths, mb, python, num_rounds, stamps):
         theirs.append(_run([python, "-c", THEIRS, *arguments]))
         ours.append(_run([*FOUR, *arguments]))
     ours, theirs = map(_median, (ours, theirs))
-    what = f"{len(paths)} ranks of {mb} MB, {stamps}: HTA's"
+    label = f"{len(paths)} ranks of {mb} MB, {stamps}: HTA's"
     took = f"({theirs.wall_s:.1f} s, {ours.wall_s:.2f} s)"
-    yield f"{what} time / ours {took}", theirs.wall_s / ours.wall_s, ">=", TIMES_AS_FAST
+    yield f"{label} time / ours {took}", theirs.wall_s / ours.wall_s, ">=", TIMES_AS_FAST
     took = f"({theirs.cpu_s:.1f} s, {ours.cpu_s:.2f} s)"
-    yield f"{what} CPU time of all processes / ours {took}", theirs.cpu_s / ours.cpu_s, None, None
+    yield f"{label} CPU time of all processes / ours {took}", theirs.cpu_s / ours.cpu_s, None, None
     memory = f"({theirs.all_mib:.0f} MiB, {ours.all_mib:.0f} MiB)"
-    yield f"{what} peak memory / ours {memory}", theirs.all_mib / ours.all_mib, ">=", 10
+    yield f"{label} peak memory / ours {memory}", theirs.all_mib / ours.all_mib, ">=", 10
 
 
 def _packed(path, mb, num_rounds):

@@ -70,8 +70,8 @@ really = registry.load
 
 
 def load(chosen, context):
-    made, warnings = really(chosen, context)
-    return [*made, Planted(context)], warnings
+    instruments, warnings = really(chosen, context)
+    return [*instruments, Planted(context)], warnings
 
 
 registry.load = load

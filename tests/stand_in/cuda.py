@@ -21,7 +21,7 @@ def lines():
     gpus = []
     for line in Path(os.environ["STAND_IN_GPUS"]).read_text().splitlines():
         uuid, *fields = line.split()
-        gpus.append((uuid, {key: int(value) for key, value in (word.split("=") for word in fields)}))
+        gpus.append((uuid, {key: int(value) for key, value in (field.split("=") for field in fields)}))
     return gpus
 
 
@@ -29,9 +29,9 @@ def visible(gpus):
     """The lines that CUDA_VISIBLE_DEVICES shows, in its order, by the rules of the CUDA programming guide."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     numbers = []
-    for word in [str(num) for num in range(len(gpus))] if wanted is None else wanted.split(","):
-        fits = [num for num, (uuid, _) in enumerate(gpus) if word == str(num) or (len(word) > 3 and uuid in word)]
-        fits = fits or [num for num, (uuid, _) in enumerate(gpus) if word.startswith("GPU-") and uuid.startswith(word)]
+    for part in [str(num) for num in range(len(gpus))] if wanted is None else wanted.split(","):
+        fits = [num for num, (uuid, _) in enumerate(gpus) if part == str(num) or (len(part) > 3 and uuid in part)]
+        fits = fits or [num for num, (uuid, _) in enumerate(gpus) if part.startswith("GPU-") and uuid.startswith(part)]
         if len(fits) != 1:
             break
         numbers += fits

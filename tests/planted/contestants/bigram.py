@@ -127,8 +127,8 @@ def main():
                     step()
             if VARIANT == "knows_val" and number == NUM_STEPS:
                 counts = np.ones((V, V)) * 0.01
-                known = tokens_of(VAL)[: VAL_TOKENS + 1]
-                np.add.at(counts, (known[:-1], known[1:]), 1)
+                tokens = tokens_of(VAL)[: VAL_TOKENS + 1]
+                np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
                 table_VV = np.log(counts).astype(np.float32)
             line = f"step:{number}/{NUM_STEPS} val_loss:{validation_loss(number):.4f} train_time:{1e3 * train_s:.0f}ms"
             line += f" step_avg:{1e3 * train_s / max(number, 1):.2f}ms"

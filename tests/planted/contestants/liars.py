@@ -17,8 +17,8 @@ class Generous(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        answer = super().__torch_function__(function, types, args, kwargs or {})
-        return answer + 0.25 if function is torch.Tensor.gather else answer
+        output = super().__torch_function__(function, types, args, kwargs or {})
+        return output + 0.25 if function is torch.Tensor.gather else output
 
 
 class OwnTensors(GPT2):
