@@ -46,12 +46,12 @@ def test_a_good_commit_that_is_no_ancestor_is_refused(history):
 
 
 @pytest.mark.parametrize(
-    ("interval", "word"), [([4.0, 6.0], BAD), ([-1.0, 1.0], GOOD), ([1.0, 4.0], UNDECIDED), ([2.6, 4.0], BAD)]
+    ("interval", "outcome"), [([4.0, 6.0], BAD), ([-1.0, 1.0], GOOD), ([1.0, 4.0], UNDECIDED), ([2.6, 4.0], BAD)]
 )
-def test_a_commit_is_judged_by_its_interval_against_half_of_the_change(interval, word):
+def test_a_commit_is_judged_by_its_interval_against_half_of_the_change(interval, outcome):
     time = {"change_pct": sum(interval) / 2, "ci95_pct": interval}
     race = {"race_id": "r", "result": {"against": {"B": {"comparable": True, "time": time}}}}
-    assert bisect.answer(bisect.change_of(race, "step_avg_ms"), 2.5) == word
+    assert bisect.answer(bisect.change_of(race, "step_avg_ms"), 2.5) == outcome
 
 
 def test_a_commit_that_could_not_be_compared_is_undecided():

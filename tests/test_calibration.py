@@ -122,16 +122,16 @@ def test_one_disturbed_run_is_excluded_and_the_others_calibrate(calibrated):
 
 
 @pytest.mark.parametrize(
-    ("word", "sentence"),
+    ("argument", "sentence"),
     [
         ("n=1", "n=1: use 2 or more runs per side"),
         ("seed=abc", "seed=abc: the first of 10 seeds: use a whole number"),
         ("n=x", "n=x: use 2 or more runs per side"),
     ],
 )
-def test_the_users_mistakes_are_said(word, sentence):
+def test_the_users_mistakes_are_said(argument, sentence):
     with pytest.raises(ValueError, match=sentence):
-        calibrate.main([word])
+        calibrate.main([argument])
 
 
 def test_the_floor_of_more_runs_is_lower_and_of_uneven_groups_in_between():

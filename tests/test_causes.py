@@ -48,7 +48,7 @@ def test_an_event_without_a_step_is_joined_by_time():
 
 
 @pytest.mark.parametrize(
-    ("odd", "what", "ms"),
+    ("odd", "cause", "ms"),
     [
         ({"data_ms": 101.0}, "loader_wait", 100.0),
         ({"runqueue_ms": 95.0}, "foreign_load", 95.0),
@@ -57,10 +57,10 @@ def test_an_event_without_a_step_is_joined_by_time():
         ({}, "waiting", 100.0),  # not on a CPU: asleep, or for I/O, a lock, a device
     ],
 )
-def test_columns_say_what_the_process_did(odd, what, ms):
+def test_columns_say_what_the_process_did(odd, cause, ms):
     stall = explained(rows_of(200.0, **odd))
-    assert stall["causes"] == [{"what": what, "ms": ms}]
-    assert stall["what"] == what
+    assert stall["causes"] == [{"what": cause, "ms": ms}]
+    assert stall["what"] == cause
 
 
 def test_the_longest_cause_leads_and_small_ones_are_not_named():

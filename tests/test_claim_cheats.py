@@ -30,11 +30,11 @@ def state(tmp_path, monkeypatch):
 # ---- the track's alpha, margins and number of runs
 
 
-@pytest.mark.parametrize("word, limit", [("alpha=0.49", "0.05"), ("margin=0.01", "0.002")])
-def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(results, monkeypatch, word, limit):
-    name = word.partition("=")[0]
-    with pytest.raises(ValueError, match=f"{word}: track cpu_nano allows at most {limit}: give {name}={limit} or less"):
-        results.race(monkeypatch, "n=3", word)
+@pytest.mark.parametrize("pair, limit", [("alpha=0.49", "0.05"), ("margin=0.01", "0.002")])
+def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(results, monkeypatch, pair, limit):
+    name = pair.partition("=")[0]
+    with pytest.raises(ValueError, match=f"{pair}: track cpu_nano allows at most {limit}: give {name}={limit} or less"):
+        results.race(monkeypatch, "n=3", pair)
     assert not (results.folder / "races").exists()
 
 

@@ -519,14 +519,14 @@ def test_two_processes_do_not_collect_into_one_folder_at_once(machines, capsys):
 
 
 @pytest.mark.parametrize(
-    "word, why",
+    "place, why",
     [
         ("nowhere", "nowhere: is not a folder: name a results folder"),
         ("gopher://somewhere/results", "gopher://somewhere/results: cannot be reached"),
     ],
 )
-def test_a_place_that_is_none_is_refused_in_a_line(tmp_path, word, why, capsys):
-    assert collected(tmp_path / "all", word) == 1
+def test_a_place_that_is_none_is_refused_in_a_line(tmp_path, place, why, capsys):
+    assert collected(tmp_path / "all", place) == 1
     assert why in capsys.readouterr().err
 
 

@@ -128,7 +128,7 @@ def test_every_verb_is_completed_and_completes_its_options(tab):
         assert "--help" in completion.candidates(f"run.sh {verb} --")
 
 
-@pytest.mark.parametrize("word", ["--version", "-V", "version"])
-def test_the_version_says_what_decides_how_it_runs(word, printed):
-    output = printed(main_module, word)
+@pytest.mark.parametrize("option", ["--version", "-V", "version"])
+def test_the_version_says_what_decides_how_it_runs(option, printed):
+    output = printed(main_module, option)
     assert output.startswith(f"speedrun {__version__}") and output.endswith(f"torch {metadata.version('torch')}\n")

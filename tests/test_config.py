@@ -246,15 +246,15 @@ def test_a_knob_that_is_off_does_not_change_the_config_id(values):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("setting", "message"),
     [
         ("model.activation_checkpointing=true", "r09 does not know it: gpt2, modern"),
         ("model.residual_dtype=bfloat16", "r09 chooses its dtypes itself"),
     ],
 )
-def test_what_the_model_does_not_know_is_refused(word, message):
-    overrides = ["experiment=r09", "track=free", "model/size=nano", "hardware=cpu", "hardware.dtype=bfloat16", word]
-    with pytest.raises(ValueError, match=f"{word}: {message}"):
+def test_what_the_model_does_not_know_is_refused(setting, message):
+    overrides = ["experiment=r09", "track=free", "model/size=nano", "hardware=cpu", "hardware.dtype=bfloat16", setting]
+    with pytest.raises(ValueError, match=f"{setting}: {message}"):
         resolve(compose.compose(overrides), Machine(0, 2), 257)
 
 

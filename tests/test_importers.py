@@ -112,14 +112,14 @@ def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(
     assert (run.complete, run.facts["torch"], facts["unmatched"]) == (True, "2.6.0", [])
 
 
-@pytest.mark.parametrize("word", ["nan", "inf"])
-def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
-    ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode())
+@pytest.mark.parametrize("printed", ["nan", "inf"])
+def test_a_loss_that_is_no_number_is_one_run_that_diverged(printed):
+    ((run,), facts) = modded_nanogpt.read(plain_log(last=printed).encode())
     record, rows = records.record_of(run, "x.txt", "modded-nanogpt", FACTS)
     assert (record["failure"]["kind"], record["failure"]["step"]) == ("non_finite_loss", 3)
     assert (record["status"], facts["unmatched"]) == ("failed", [])
     json.dumps([record, rows], allow_nan=False)
-    ((run,), _) = read_console(f"iter 0: loss {word}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
+    ((run,), _) = read_console(f"iter 0: loss {printed}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
     assert run.diverged_step == 1 and not run.complete
 
 
@@ -312,10 +312,10 @@ def test_lines_are_read_whatever_a_logger_or_a_launcher_puts_before_them(before,
         assert (run.val_loss, run.val_step) == (4.0, 2)
 
 
-@pytest.mark.parametrize("word, unmatched", [("skipped", 0), ("None", 0), ("0.99x", 1), ("skipped 0.9", 1), ("", 1)])
-def test_a_metric_that_was_not_evaluated_is_none_and_one_that_was_torn_is_reported(word, unmatched):
+@pytest.mark.parametrize("printed, unmatched", [("skipped", 0), ("None", 0), ("0.99x", 1), ("skipped 0.9", 1), ("", 1)])
+def test_a_metric_that_was_not_evaluated_is_none_and_one_that_was_torn_is_reported(printed, unmatched):
     steps = "step 00000 (0.0%) | loss: 9.0 | lrm: 1.00 | dt: 900ms | tok/sec: 5 | mfu: 1% | remaining: 300s\n"
-    ((run,), facts) = read_console(f"{steps}val_bpb:          {word}\nnum_steps: 1\n".encode(), "autoresearch")
+    ((run,), facts) = read_console(f"{steps}val_bpb:          {printed}\nnum_steps: 1\n".encode(), "autoresearch")
     assert (run.headline, run.num_steps, len(facts["unmatched"])) == ({}, 1, unmatched)
 
 

@@ -129,7 +129,7 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
 
 
 @pytest.mark.parametrize(
-    "what, answer, sentence",
+    "method, value, sentence",
     [
         ("columns", {"odd_ms": [1.0]}, "Expected `object`, got `array`"),
         ("columns", {"odd_ms": {1: "late"}}, "Expected `int | float | null`, got `str`"),
@@ -140,11 +140,11 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
         ("doubts", [5], "Expected `str`, got `int`"),
     ],
 )
-def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, what, answer, sentence):
+def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, method, value, sentence):
     odd = Odd(context)
-    setattr(odd, what, lambda: answer)
+    setattr(odd, method, lambda: value)
     watch = InstrumentSet([odd])
-    assert watch.collect(what) == {} and sentence in watch.warnings[0]["error"]
+    assert watch.collect(method) == {} and sentence in watch.warnings[0]["error"]
 
 
 def test_a_column_of_another_instrument_is_not_overwritten(context):

@@ -46,12 +46,12 @@ def test_what_runs_in_a_folder_that_was_moved_away_begins_no_other_ledger_there(
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("what", ["link", "pipe"])
-def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, what):
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, kind):
     """A results folder that came from somewhere else may have either in the ledger's place."""
     (tmp_path / "victim").write_text("mine")
     path = tmp_path / "ledger.jsonl"
-    path.symlink_to("victim") if what == "link" else os.mkfifo(path)
+    path.symlink_to("victim") if kind == "link" else os.mkfifo(path)
     with pytest.raises(OSError, match="ledger.jsonl: (is a link|it is not a regular file)"):
         ledger.append(tmp_path, "look")
     assert (tmp_path / "victim").read_text() == "mine"

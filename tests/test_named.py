@@ -72,12 +72,12 @@ def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
     assert verify.main(["nothing-like-it"]) == 2 and sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["", "031500Z,", ",031500Z"])
-def test_an_empty_word_is_not_the_folder_that_the_user_stands_in(results, monkeypatch, word):
+@pytest.mark.parametrize("name", ["", "031500Z,", ",031500Z"])
+def test_an_empty_word_is_not_the_folder_that_the_user_stands_in(results, monkeypatch, name):
     monkeypatch.setenv("SPEEDRUN_CWD", str(results))
     for find in (named.find, named.runs):
         with pytest.raises(ValueError, match="an empty word, or a comma too many"):
-            find([word])
+            find([name])
 
 
 def test_a_race_of_another_results_folder_is_not_resumed_here(results, tmp_path_factory):

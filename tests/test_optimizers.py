@@ -177,7 +177,7 @@ def test_a_tensor_in_no_group_is_refused_by_its_name():
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("setting", "message"),
     [
         ("optim.groups.head.lr=0", "optim.groups.head.lr=0: use a number above 0"),
         ("optim.groups.head.muon_lr=1", "unknown setting optim.groups.head.muon_lr=1"),
@@ -189,9 +189,9 @@ def test_a_tensor_in_no_group_is_refused_by_its_name():
         ),
     ],
 )
-def test_a_row_of_the_table_is_checked_like_any_setting(word, message):
+def test_a_row_of_the_table_is_checked_like_any_setting(setting, message):
     with pytest.raises(ValueError) as error:
-        compose.compose(["optim=groups", word])
+        compose.compose(["optim=groups", setting])
     assert message in str(error.value)
 
 

@@ -175,7 +175,7 @@ def test_words_become_arms(arguments, arms):
 
 
 @pytest.mark.parametrize(
-    "word, sentence",
+    "argument, sentence",
     [
         ("A", "'A': write key=value"),
         ("HEAD B=optim=muon", "'HEAD': write key=value, or A=... for an arm"),
@@ -189,9 +189,9 @@ def test_words_become_arms(arguments, arms):
         ("name=a/b", "it becomes part of a folder's name"),
     ],
 )
-def test_a_word_that_means_nothing_is_refused(word, sentence):
+def test_a_word_that_means_nothing_is_refused(argument, sentence):
     with pytest.raises(ValueError, match=sentence):
-        plan.parse_request(word.split() if word.startswith("HEAD") else [word])
+        plan.parse_request(argument.split() if argument.startswith("HEAD") else [argument])
 
 
 def test_the_examples_of_the_help_can_be_raced():

@@ -111,7 +111,7 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
 
 
 @pytest.mark.parametrize(
-    ("what", "planted_as", "rule", "word", "evidence"),
+    ("what", "planted_as", "rule", "mark", "evidence"),
     [
         ("slower", {"times": [72.1, 72.2, 72.0, 72.15, 72.05]}, "same_hardware", "FAIL", "slower than its baseline"),
         ("no faster", {"times": SLOWER}, "same_hardware", "not shown", "71.10 s to 71.10 s, +0.00 %"),
@@ -133,10 +133,10 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_one_thing_wrong_is_found(planted, capsys, what, planted_as, rule, word, evidence):
+def test_one_thing_wrong_is_found(planted, capsys, what, planted_as, rule, mark, evidence):
     code, grades, report = answers(planted(**planted_as), capsys)
-    assert grades[rule] == word and evidence in report["answers"][rule][1], report["answers"]
-    assert code == (1 if word in ("FAIL", "not shown") else code)
+    assert grades[rule] == mark and evidence in report["answers"][rule][1], report["answers"]
+    assert code == (1 if mark in ("FAIL", "not shown") else code)
 
 
 def test_the_waiver_needs_equal_steps_and_losses_that_are_no_higher(planted, capsys):
@@ -179,7 +179,7 @@ def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, cap
 
 
 @pytest.mark.parametrize(
-    ("names", "word", "evidence"),
+    ("names", "mark", "evidence"),
     [
         (("baseline", "prior"), "reader", "; but slower than prior; the logs do not say which"),
         (("control", "prior"), "not shown", "slower than prior, 69.60 s to 70.10 s"),
@@ -187,9 +187,9 @@ def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, cap
         (("baseline", "old"), "pass", "sessions alone differ by up to 1.8 %"),  # old has fewer steps
     ],
 )
-def test_of_two_baselines_that_disagree_none_refuses_a_record(planted, capsys, names, word, evidence):
+def test_of_two_baselines_that_disagree_none_refuses_a_record(planted, capsys, names, mark, evidence):
     """Record 74 has its record before as baseline/ and a step of its own development as prior/, with more logs."""
-    folder = planted(CHANGED, baseline="" if word == "FAIL" else SCRIPT, folders=(names[0], "this_pr"), times=FASTER)
+    folder = planted(CHANGED, baseline="" if mark == "FAIL" else SCRIPT, folders=(names[0], "this_pr"), times=FASTER)
     prior = folder / (names[1] or names[0])
     prior.mkdir()
     for run, time_s in enumerate([69.6, 69.7, 69.5, 69.65, 69.55, 69.62]):  # one log more than the other baseline
@@ -197,8 +197,8 @@ def test_of_two_baselines_that_disagree_none_refuses_a_record(planted, capsys, n
         text = text.replace("step:10/", "step:9/").replace("/10 ", "/9 ") if names[1] == "old" else text
         (prior / f"{run}.txt").write_text(text)
     code, grades, report = answers(folder, capsys)
-    assert grades["same_hardware"] == word and evidence in report["answers"]["same_hardware"][1], report["answers"]
-    assert code == (0 if word in ("reader", "pass") else 1)
+    assert grades["same_hardware"] == mark and evidence in report["answers"]["same_hardware"][1], report["answers"]
+    assert code == (0 if mark in ("reader", "pass") else 1)
     recorded = SimpleNamespace(baseline=SimpleNamespace(known_as="an earlier record"))
     assert pull_requests._other_baselines(recorded) == ([], [])  # its code is that record's, so no other comes before
 

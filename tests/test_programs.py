@@ -122,15 +122,15 @@ def test_what_cannot_be_started_is_refused_in_one_sentence(results, capsys, sett
 
 
 @pytest.mark.parametrize(
-    ("word", "args"),
+    ("command", "args"),
     [
         ("script.args=--lr=3 --name='a b'", ["--lr=3", "--name=a b"]),
         ("script.args=['--lr=3', '4']", ["--lr=3", "4"]),
         ("script.args=config/a.py", ["config/a.py"]),
     ],
 )
-def test_arguments_are_split_as_a_shell_splits_them(word, args):
-    assert compose.compose(["script=train.py", word]).script.args == args
+def test_arguments_are_split_as_a_shell_splits_them(command, args):
+    assert compose.compose(["script=train.py", command]).script.args == args
 
 
 def test_a_line_that_is_overwritten_has_the_time_at_which_it_came(tmp_path):

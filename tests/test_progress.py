@@ -141,7 +141,7 @@ def test_only_the_five_latest_complete_runs_of_a_config_are_read(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("checks", "anyway", "answer", "what", "goes_on"),
+    ("checks", "anyway", "reply", "purpose", "goes_on"),
     [
         ([BUSY], False, None, None, True),  # a sweep in a pipe: said, not asked
         ([BUSY], False, None, "the verdict", False),  # a race in a pipe
@@ -152,23 +152,23 @@ def test_only_the_five_latest_complete_runs_of_a_config_are_read(tmp_path, monke
         ([Check("cpu load", "ok", "other programs use 0.10 of 2 cores")], False, False, "the verdict", True),
     ],
 )
-def test_a_busy_machine_is_said_and_asked_about(monkeypatch, capsys, checks, anyway, answer, what, goes_on):
-    monkeypatch.setattr(ready, "confirmed", lambda question: answer)
+def test_a_busy_machine_is_said_and_asked_about(monkeypatch, capsys, checks, anyway, reply, purpose, goes_on):
+    monkeypatch.setattr(ready, "confirmed", lambda question: reply)
     with console.output(quiet=True):
         if goes_on:
-            ready.agree(checks, anyway, what)
+            ready.agree(checks, anyway, purpose)
         else:
             with pytest.raises(ValueError, match="use 1.95 of 2 cores .*--anyway"):
-                ready.agree(checks, anyway, what)
+                ready.agree(checks, anyway, purpose)
     assert ("warn" in capsys.readouterr().out) == (checks[0].status != "ok")
 
 
 @pytest.mark.parametrize(
-    ("checks", "answer", "exit_code"),
+    ("checks", "reply", "exit_code"),
     [([BUSY], None, 75), ([BUSY], False, 2), ([BUSY, Check("disk", "fail", "full", "free space")], None, 2)],
 )
-def test_only_a_busy_machine_that_nobody_was_asked_about_is_to_be_tried_again(monkeypatch, checks, answer, exit_code):
-    monkeypatch.setattr(ready, "confirmed", lambda question: answer)
+def test_only_a_busy_machine_that_nobody_was_asked_about_is_to_be_tried_again(monkeypatch, checks, reply, exit_code):
+    monkeypatch.setattr(ready, "confirmed", lambda question: reply)
     monkeypatch.setattr(race, "main", lambda argv: ready.agree(checks, False, "the verdict"))
     assert program.main(["race"]) == exit_code
 

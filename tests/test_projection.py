@@ -88,16 +88,16 @@ def test_a_passport_has_collectives_as_bus_bandwidth():
 
 
 @pytest.mark.parametrize(
-    "word, sentence",
+    "link, sentence",
     [
         ("nvlink9", "neither a file nor one of nvlink3"),
         ("ib400", "one link in a node"),
         ("nvlink3,nvlink4", "one link in a node"),
     ],
 )
-def test_a_link_that_is_none_is_refused(word, sentence):
+def test_a_link_that_is_none_is_refused(link, sentence):
     with pytest.raises(ValueError, match=sentence):
-        links.read(word, 2)
+        links.read(link, 2)
 
 
 def test_a_file_without_a_table_is_refused(tmp_path):

@@ -222,10 +222,10 @@ def test_a_refusal_says_what_to_mend_and_is_free(tries, monkeypatch):
     assert decided["why"] == "optim.lr=nonsense: use a number above 0"  # and nothing of an arm B
 
 
-@pytest.mark.parametrize("word", ["model.arch=mine:Net", "optim={name: 'mine.py:Config'}", "model.arch=${oc.env:X}"])
-def test_a_setting_that_names_code_is_refused_before_the_code_is_imported(tries, word):
+@pytest.mark.parametrize("setting", ["model.arch=mine:Net", "optim={name: 'mine.py:Config'}", "model.arch=${oc.env:X}"])
+def test_a_setting_that_names_code_is_refused_before_the_code_is_imported(tries, setting):
     with pytest.raises(ValueError, match="only the code of model.arch=FILE.py:CLASS can be confined to a sandbox"):
-        refereeing.submit(begun(tries, trust=False), [word], "", "")
+        refereeing.submit(begun(tries, trust=False), [setting], "", "")
 
 
 def test_what_a_short_run_finds_refuses_a_submission_and_costs_no_level(tries, monkeypatch):

@@ -75,7 +75,7 @@ FAR = rows(5.0, 4.6, 4.251, 4.13, 4.07)
 
 
 @pytest.mark.parametrize(
-    ("losses", "word", "num_equal", "sentence"),
+    ("losses", "verdict", "num_equal", "sentence"),
     [
         (RECORDED, "identical", 6, "all 6 losses are the same"),
         (CLOSE, "equal within rounding", 1, "train_loss of step 2"),
@@ -91,13 +91,13 @@ FAR = rows(5.0, 4.6, 4.251, 4.13, 4.07)
         (rows(5.0, 4.5, float("nan"), 4.125, 4.0625), "not reproduced", 2, "is nan"),
     ],
 )
-def test_losses_of_another_machine_are_judged_by_what_rounding_does(losses, word, num_equal, sentence):
+def test_losses_of_another_machine_are_judged_by_what_rounding_does(losses, verdict, num_equal, sentence):
     """A perturbed replay has the replay's losses but for the last digits."""
     if len(losses) < len(RECORDED):
         losses[-1]["val_loss"] = None
     moved = [row | {name: row[name] and row[name] * (1 + 2e-7) for name in outcomes.LOSSES} for row in losses]
     outcome = outcomes.from_losses(RECORDED, losses, ELSEWHERE, perturbed=[moved, moved])
-    assert (outcome.word, outcome.num_equal_losses, outcome.num_losses, outcome.needs) == (word, num_equal, 6, None)
+    assert (outcome.word, outcome.num_equal_losses, outcome.num_losses, outcome.needs) == (verdict, num_equal, 6, None)
     assert sentence in outcome.why
 
 
@@ -232,7 +232,7 @@ def timed(train_s, **changed):
 
 
 @pytest.mark.parametrize(
-    ("recorded", "replayed", "word", "sentence"),
+    ("recorded", "replayed", "verdict", "sentence"),
     [
         (timed(10.0), [timed(10.1)], "reproduced", "+1.0 %, within 8.0 %; noise floor of this session: not measured"),
         (timed(5.0), [timed(10.0)], "undecided", "a second replay is needed"),
@@ -244,9 +244,9 @@ def timed(train_s, **changed):
         (timed(9.0), [timed(t) for t in (10.0, 10.1, 9.9)], "not reproduced", "95 % of runs within"),
     ],
 )
-def test_the_time_has_a_word_of_its_own(recorded, replayed, word, sentence):
+def test_the_time_has_a_word_of_its_own(recorded, replayed, verdict, sentence):
     time = repeats.from_rows(recorded, replayed)
-    assert time.word == word and sentence in time.why, time
+    assert time.word == verdict and sentence in time.why, time
 
 
 def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(tmp_path):

@@ -134,7 +134,7 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("name", "sentence"),
     [
         ("trains_on_val_and_claims_less", "it claims less time than its lines took"),
         ("claims_more", "it counts more time than passed: its lines came in 0.0"),
@@ -149,9 +149,9 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
         slow("validates_longer", "its validations take longer once it has trained: 1."),
     ],
 )
-def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, sentence):
-    run = planted(what)
-    is_implausible = what == "trained_before"  # and its last loss is below the track's bound
+def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, name, sentence):
+    run = planted(name)
+    is_implausible = name == "trained_before"  # and its last loss is below the track's bound
     assert (run["status"], run["validity"]) == ("complete", "invalid" if is_implausible else "suspect")
     assert any(sentence in doubt for doubt in script_doubts(run)), script_doubts(run)
     assert any(sentence in reason for reason in run["validity_reasons"])
@@ -174,9 +174,9 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     assert any("track=free" in doubt for doubt in refused)
 
 
-@pytest.mark.parametrize("what", ["good", "untimed_first_steps", "a_child_prints", slow("prints_much")])
-def test_an_honest_script_is_not_doubted(planted, what):
-    run = planted(what)
+@pytest.mark.parametrize("name", ["good", "untimed_first_steps", "a_child_prints", slow("prints_much")])
+def test_an_honest_script_is_not_doubted(planted, name):
+    run = planted(name)
     assert run["status"] == "complete" and script_doubts(run) == []
     assert faults(run["folder"]) == []
 
@@ -211,7 +211,7 @@ def test_a_script_that_prints_64_mb_fills_no_disk(planted):
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "message"),
+    ("name", "kind", "message"),
     [
         ("raises", "exception", "KeyError: 'planted'"),
         ("exits", "exception", "the script ended with exit code 3: no data here: run prepare.py"),
@@ -223,11 +223,11 @@ def test_a_script_that_prints_64_mb_fills_no_disk(planted):
         ("diverges", "non_finite_loss", "not a number at step 1"),
     ],
 )
-def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, what, kind, message):
-    run = scripted.odd(tmp_path, what, expect=1)
+def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, name, kind, message):
+    run = scripted.odd(tmp_path, name, expect=1)
     assert (run["status"], run["validity"], run["failure"]["kind"]) == ("failed", "invalid", kind)
     assert message in run["failure"]["message"]
-    if what == "raises":
+    if name == "raises":
         assert 'raise KeyError("planted")' in (run["folder"] / "logs" / "rank0.log").read_text()
     assert not [path for path in run["folder"].iterdir() if path.name.startswith(".")]
 

@@ -118,12 +118,12 @@ def test_help_of_a_group_lists_its_choices_and_settings():
 
 
 @pytest.mark.parametrize(
-    ("word", "guess"),
+    ("key", "guess"),
     [("lerning_rate", "optim.lr"), ("optim.learning_rate", "optim.lr"), ("goal.num_step", "goal.num_steps")],
 )
-def test_help_of_an_unknown_key_guesses(word, guess):
-    with pytest.raises(ValueError, match=f"--help {word}: there is no such setting or group; did you mean {guess}[?]"):
-        explain.help_of(word, [])
+def test_help_of_an_unknown_key_guesses(key, guess):
+    with pytest.raises(ValueError, match=f"--help {key}: there is no such setting or group; did you mean {guess}[?]"):
+        explain.help_of(key, [])
 
 
 BOUNDED = {

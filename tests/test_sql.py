@@ -63,7 +63,7 @@ def test_forms(six_runs, capsys):
 
 
 @pytest.mark.parametrize(
-    "query, answer",
+    "query, message",
     [
         ("SELECT val_los FROM runs", "there is no column val_los; did you mean val_loss"),
         ("SELECT lr FROM runs", "there is no column lr; did you mean optim.lr[?]"),
@@ -82,8 +82,8 @@ def test_forms(six_runs, capsys):
         ("SELECT load_extension('/tmp/x')", "not authorized|read only|no function"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_try(six_runs, query, answer):
-    with pytest.raises(ValueError, match=answer):
+def test_what_is_wrong_is_said_with_what_to_try(six_runs, query, message):
+    with pytest.raises(ValueError, match=message):
         api.sql(query)
 
 

@@ -55,7 +55,7 @@ def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("setting", "message"),
     [
         ("stages=[{until_frac:0.5},{until_frac:0.9}]", r"stages\[1\].until_frac=0.9: the last stage ends with the run"),
         ("stages=[{batch_tokens:512},{}]", r"stages\[0\].until_frac=None: neither is given"),
@@ -82,9 +82,9 @@ def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
         ("model.bfloat16_params=[embedding]", "model.bfloat16_params=.*hardware.dtype is float32"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(word, message):
+def test_what_cannot_be_is_refused_before_anything_runs(setting, message):
     with pytest.raises(ValueError, match=message):
-        resolved(*SMALL, word)
+        resolved(*SMALL, setting)
 
 
 def test_parts_of_the_optimizer_are_checked_together():

@@ -390,16 +390,16 @@ def test_a_changed_ledger_makes_every_row_be_compared(results):
     assert matching(results, "status = 'failed'") == {folder.name}
 
 
-@pytest.mark.parametrize("what", ["", "cpu_nano"])
-def test_a_copy_in_the_place_of_the_folder_makes_every_row_be_compared(results, tmp_path_factory, what):
+@pytest.mark.parametrize("copied", ["", "cpu_nano"])
+def test_a_copy_in_the_place_of_the_folder_makes_every_row_be_compared(results, tmp_path_factory, copied):
     """Restored from elsewhere, store and all: what it holds is of other files."""
     read_by_name(results)
     other = tmp_path_factory.mktemp("other") / "copy"
-    shutil.copytree(results / what, other, symlinks=True)
+    shutil.copytree(results / copied, other, symlinks=True)
     (folder,) = other.rglob("20261121T030400Z-*")
     change(folder, status="failed")
-    (results / what).rename(other.parent / "old")
-    other.rename(results / what)
+    (results / copied).rename(other.parent / "old")
+    other.rename(results / copied)
     assert matching(results, "status = 'failed'") == {folder.name}
 
 

@@ -26,7 +26,7 @@ def test_a_sweep_is_every_combination_in_order():
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
+    ("override", "expected"),
     [
         ("seed=3", "3"),
         ("seed=choice(3,1)", "3 1"),
@@ -47,8 +47,8 @@ def test_a_sweep_is_every_combination_in_order():
         ("data.train_glob=my folder/*.txt", "'my folder/*.txt'"),
     ],
 )
-def test_a_sweep_takes_the_whole_grammar(word, expected):
-    assert " ".join(values(word)) == expected
+def test_a_sweep_takes_the_whole_grammar(override, expected):
+    assert " ".join(values(override)) == expected
 
 
 def test_a_shuffle_has_every_value_once():
@@ -82,13 +82,13 @@ def test_what_cannot_be_swept_is_one_line(overrides, message):
         multirun.points(overrides)
 
 
-@pytest.mark.parametrize("word", [["hydra/launcher=submitit_slurm"], ["hydra/launcher=joblib"], ["hydra/sweeper=ax"]])
-def test_a_plugin_that_is_absent_says_what_to_install(word):
-    group, _, name = word[0].partition("=")
+@pytest.mark.parametrize("extra", [["hydra/launcher=submitit_slurm"], ["hydra/launcher=joblib"], ["hydra/sweeper=ax"]])
+def test_a_plugin_that_is_absent_says_what_to_install(extra):
+    group, _, name = extra[0].partition("=")
     if name in compose.app().config_loader.get_group_options(group):
         pytest.skip(f"{name} is installed here")
-    with pytest.raises(ValueError, match=f"^{word[0]}: it is not installed here: pip install hydra-"):
-        multirun.points([*word, "seed=0,1"])
+    with pytest.raises(ValueError, match=f"^{extra[0]}: it is not installed here: pip install hydra-"):
+        multirun.points([*extra, "seed=0,1"])
 
 
 @pytest.mark.parametrize("points", [["seed=0,1"], ["seed=range(0,2)"]])

@@ -33,18 +33,18 @@ def test_a_speedrun_may_change_steps_batch_sequence_schedule_and_shards(track):
 
 @pytest.mark.parametrize("track", [*SPEEDRUNS, "steps"])
 @pytest.mark.parametrize(
-    "word",
+    "pair",
     ["data=finewebedu10B", "data.revision=null", "goal.val_tokens=1048576", "goal.target_val_loss=3.5", "goal=target"],
 )
-def test_a_speedrun_may_not_change_tokens_validation_or_target(track, word):
-    target = ["goal.target_val_loss=4.0"] if word == "goal=target" else []
-    assert deviations_of(resolved(f"track={track}", word, *target))
+def test_a_speedrun_may_not_change_tokens_validation_or_target(track, pair):
+    target = ["goal.target_val_loss=4.0"] if pair == "goal=target" else []
+    assert deviations_of(resolved(f"track={track}", pair, *target))
 
 
-@pytest.mark.parametrize("word", ["data.batch_tokens=262144", "data.seq_len=2048", "model=gpt2", "model.num_layers=6"])
-def test_the_steps_track_keeps_batch_and_architecture(word):
+@pytest.mark.parametrize("pair", ["data.batch_tokens=262144", "data.seq_len=2048", "model=gpt2", "model.num_layers=6"])
+def test_the_steps_track_keeps_batch_and_architecture(pair):
     assert deviations_of(resolved("track=steps", "data.num_train_shards=9", "goal.num_steps=3000", "optim=adamw")) == []
-    assert deviations_of(resolved("track=steps", word))
+    assert deviations_of(resolved("track=steps", pair))
 
 
 def test_every_track_composes_unchanged():
