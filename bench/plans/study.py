@@ -65,25 +65,25 @@ def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: b
     both = arms | {f"{name} with {equal}": [*arm, equal] for name, arm in arms.items()}
     all_facts = arm_process.facts_of_arms({name: (REPO, arm) for name, arm in both.items()}, results)
     facts = {name: all_facts[name] for name in arms}
-    tracks = list(dict.fromkeys(found["track"] for found in facts.values()))
+    tracks = list(dict.fromkeys(own["track"] for own in facts.values()))
     if len(tracks) > 1:
         raise ValueError(f"track={' and '.join(tracks)}: the arms of a study run on one track")
     planning.refuse_laxer(tracks[0], {"alpha": study["alpha"] / 2})
     if not anyway:
-        planning.refuse_identical({name: found for name, found in all_facts.items() if name not in arms})
+        planning.refuse_identical({name: own for name, own in all_facts.items() if name not in arms})
         planning.refuse_incomparable(facts, {})
     question.refuse_unanswerable("loss", facts)
     row = next(iter(facts.values()))["row"]
     if (metric := metric_of([row])) != VAL_LOSS:
         study["metric"] = [metric.name, metric.unit, metric.direction]
     study["tokens"] = row["num_steps"] * row["batch_tokens"]
-    identity = [sorted(arguments), [found["source_sha256"] for found in facts.values()]]
+    identity = [sorted(arguments), [own["source_sha256"] for own in facts.values()]]
     sweep_id = f"study-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
         study = sweep.read_study(results / sweep.FOLDER / sweep_id)
     budget_s = _budget_s(study, budget) if study["num_trials"] is None else None
     if budget_s is not None:
-        ids = [found["config_id"] for found in facts.values()]
+        ids = [own["config_id"] for own in facts.values()]
         if (known_s := earlier_s(tracks, ids)).keys() >= set(ids):
             num_trials(study, budget, budget_s / sum(known_s[config_id] for config_id in ids))
     folder = sweep.begin(results, sweep_id, command, [], budget_s)

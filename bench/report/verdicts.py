@@ -134,13 +134,13 @@ def counts(against: Against, name: str) -> str:
     """Returns text on how many runs an arm has, how many of them are counted, and their number of steps."""
     comparison = against.get(name) or next(iter(against.values()), {})
     index = int(name in against)
-    facts = (
+    pairs = (
         comparison.get("started"),
         (comparison.get("time") or {}).get("n"),
         comparison.get("steps"),
         comparison.get("certificates"),
     )
-    started, timed, num_steps, certificate = (values[index] if values else None for values in facts)
+    started, timed, num_steps, certificate = (values[index] if values else None for values in pairs)
     if started is None:  # in an older race.json
         return ""
     text = counted(started, "run")

@@ -60,12 +60,12 @@ def planned(
         with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
             code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}
             facts = arm_process.facts_of_arms(code_and_overrides, results)
-    arms = {name: wanted[name] | {key: found[key] for key in KEPT if key in found} for name, found in facts.items()}
+    arms = {name: wanted[name] | {key: own[key] for key in KEPT if key in own} for name, own in facts.items()}
     first = next(iter(facts.values()))
-    others = {found["track"] for found in facts.values()} - {first["track"]}
+    others = {own["track"] for own in facts.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
-    settings["metric"] = metric_of(found["row"] for found in facts.values() if "row" in found)
+    settings["metric"] = metric_of(own["row"] for own in facts.values() if "row" in own)
     refuse_laxer(first["track"], settings)
     if not anyway:
         refuse_identical(facts)
