@@ -7,8 +7,8 @@ from pathlib import Path
 
 from snapshots import Allocator
 
-from bench.training.clock import HostMarks
 from bench.training.instruments.base import Context
+from bench.training.timing.clock import HostMarks
 
 
 class FakeCuda:

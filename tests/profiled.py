@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from bench.config import compose
-from bench.training.clock import HostMarks
 from bench.training.instruments import registry
 from bench.training.instruments.base import Context, InstrumentSet
+from bench.training.timing.clock import HostMarks
 
 VAL_EVERY_STEPS = 4
 
@@ -49,7 +49,7 @@ def model():
 
 
 def train_under(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after=None):
-    """Trains with the calls of bench/training/loop.py and bench/training/trainer.py.  Returns the losses.
+    """Trains with the calls of bench/training/timing/loop.py and bench/training/trainer.py.  Returns the losses.
 
     fail_at: step whose backward raises.  stop_after: step after which the target is reached.
     """

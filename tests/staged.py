@@ -6,9 +6,9 @@ from bench.config import compose, resolve, schema
 from bench.data import shards
 from bench.launch.prepare import prepare
 from bench.training import distributed
-from bench.training.clock import marks_for
 from bench.training.instruments.base import InstrumentSet
-from bench.training.step_log import StepLog
+from bench.training.timing.clock import marks_for
+from bench.training.timing.step_log import StepLog
 from bench.training.trainer import Trainer
 
 CPU = schema.Machine(num_gpus=0, num_cpus=2)

@@ -2,7 +2,7 @@
 
 from hand import Hand
 
-from bench.training.clock import Clock
+from bench.training.timing.clock import Clock
 
 
 def made(sync_ms=0):

@@ -9,8 +9,8 @@ from snapshots import FORWARD
 
 from bench.analysis.memory import pickles
 from bench.cli import wheel
-from bench.training.clock import HostMarks
 from bench.training.compat import CUDATimer, CUDATimerCollection, DeviceMemoryMonitor
+from bench.training.timing.clock import HostMarks
 
 GIB = 2**30
 
@@ -66,7 +66,7 @@ def test_a_timer_works_without_cuda_and_as_a_context(monkeypatch):
 def test_cuda_events_time_a_kernel_and_are_used_again():
     import torch
 
-    from bench.training.clock import CudaMarks
+    from bench.training.timing.clock import CudaMarks
 
     marks = CudaMarks()
     timer = CUDATimer(marks)

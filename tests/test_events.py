@@ -15,11 +15,12 @@ from bench.base import utc
 from bench.config import resolve, schema
 from bench.launch import ranks, summary
 from bench.record import failures
-from bench.training import clock, flight_recorder
-from bench.training.clock import HostMarks
+from bench.training import flight_recorder
 from bench.training.instruments import registry
 from bench.training.instruments.base import Context, InstrumentSet
 from bench.training.step_writer import RankEvents
+from bench.training.timing import clock
+from bench.training.timing.clock import HostMarks
 
 
 @pytest.fixture

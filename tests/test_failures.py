@@ -9,7 +9,7 @@ import pytest
 from bench.base import atomic
 from bench.launch import finish
 from bench.record import failures, ledger
-from bench.training.step_log import NonFiniteLoss
+from bench.training.timing.step_log import NonFiniteLoss
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from hand import Hand
 
 from bench.config import compose
-from bench.training.clock import HostMarks
 from bench.training.instruments import regions, registry
 from bench.training.instruments.base import Context, Instrument, InstrumentSet
+from bench.training.timing.clock import HostMarks
 
 
 @pytest.fixture

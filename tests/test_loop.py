@@ -6,7 +6,7 @@ import pytest
 
 from bench.config.schema import GoalConfig
 from bench.training.finish_line import FinishLine
-from bench.training.loop import train
+from bench.training.timing.loop import train
 
 
 class FakeClock:

@@ -15,9 +15,9 @@ from bench.config import compose
 from bench.launch import ranks
 from bench.launch.prepare import prepare, requested_config
 from bench.machine import processes
-from bench.training.clock import HostMarks
 from bench.training.instruments import registry
 from bench.training.instruments.base import Context, InstrumentSet
+from bench.training.timing.clock import HostMarks
 
 FAKE = """#!/bin/sh
 printf '%s\\n' "$@" > "$NSYS_SAID"

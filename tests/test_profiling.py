@@ -12,10 +12,10 @@ from profiled import Spy, names, outside_of_steps, read, step_names, train_under
 
 from bench.config.refusals import check_ranks
 from bench.config.windows import Options
-from bench.training.clock import StepMarks
 from bench.training.instruments.trace import Profiling, cost
 from bench.training.profiling import files, recording
 from bench.training.profiling.recording import ExclusiveProfile, Ranges, Recording
+from bench.training.timing.clock import StepMarks
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
 

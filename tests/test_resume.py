@@ -19,10 +19,10 @@ from bench.machine import environment
 from bench.record import checkpoints, failures, ledger, outside_clock, rows, run_folder, step_files, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
 from bench.training import checkpoint
-from bench.training.clock import Clock
 from bench.training.distributed import Ranks
 from bench.training.finish_line import FinishLine
-from bench.training.loop import train
+from bench.training.timing.clock import Clock
+from bench.training.timing.loop import train
 
 WORDS = ["track=free", *real_runs.SMALL, *real_runs.SLIGHT, "goal.num_steps=1200", "goal.val_every_steps=300"]
 WORDS += ["goal.val_tokens=1024", "hardware=cpu", "hardware.num_threads=1", "instruments=[]"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hand import Hand
 
-from bench.training.clock import HostMarks
 from bench.training.instruments.base import Instrument, InstrumentSet
-from bench.training.step_log import NonFiniteLoss, StepLog
+from bench.training.timing.clock import HostMarks
+from bench.training.timing.step_log import NonFiniteLoss, StepLog
 
 
 def make(num_steps=4):

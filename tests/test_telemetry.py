@@ -23,9 +23,9 @@ from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampler import FIELDS, line, num_foreign
 from bench.record import metrics
 from bench.report import run_charts
-from bench.training.clock import HostMarks
 from bench.training.instruments import registry
 from bench.training.instruments.base import Context, InstrumentSet
+from bench.training.timing.clock import HostMarks
 
 S = 10**9
 

@@ -24,9 +24,9 @@ from bench.machine import code_state, environment, processes
 from bench.record import ledger, run_folder, step_files
 from bench.record.exporters import dashboards
 from bench.record.shape import Record
-from bench.training import clock
-from bench.training.clock import TIMING_PROTOCOL
 from bench.training.instruments import registry
+from bench.training.timing import clock
+from bench.training.timing.clock import TIMING_PROTOCOL
 
 
 def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path:

@@ -1,8 +1,8 @@
 """The launcher's clock, which checks the clock that a run keeps itself: run.json["referee"]["clock"].
 
-In our own runs, rank 0 writes a word into a pipe at each edge of its clock (bench/training/clock.py); for scripts, the
-lines that they print are the edges.  Another process timestamps them on arrival (bench/machine/stamped_pipes.py).  So
-work that a run does outside its own clock is measured too, and bench/compare/effects.py counts it.
+In our own runs, rank 0 writes a word into a pipe at each edge of its clock (bench/training/timing/clock.py), of scripts
+the printed lines are edges.  Another process timestamps them on arrival (bench/machine/stamped_pipes.py).  So work
+that a run does outside its own clock is measured too, and bench/compare/effects.py counts it.
 
 The time that the run claims may differ from this by TOLERANCE_S or TOLERANCE_FRAC, whichever is more, plus the lateness
 that the reader measured of itself.  If the reader was late, or not scheduled, the machine is doubted and not the run.

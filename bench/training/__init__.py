@@ -1,1 +1,1 @@
-"""One rank of one run: build, warm up, train, record.  run.py tells it in order, clock.py says what counts as time."""
+"""One rank of one run: build, warm up, train, record.  run.py tells it in order, timing/ says what counts as time."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.base.units import gib_from_bytes
-from bench.training.clock import HostMarks, Marks, marks_for
 from bench.training.memory import History, peaks_for
+from bench.training.timing.clock import HostMarks, Marks, marks_for
 
 logger = logging.getLogger(__name__)
 

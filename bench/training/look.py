@@ -24,7 +24,7 @@ from bench.training.instruments.base import Context, Instrument, InstrumentSet, 
 from bench.training.instruments.registry import LOOK as NAME
 from bench.training.instruments.registry import load, look_instruments
 from bench.training.instruments.trace import Trace
-from bench.training.step_log import StepLog
+from bench.training.timing.step_log import StepLog
 from bench.training.trainer import Trainer
 
 

@@ -40,16 +40,16 @@ from bench.training import (
     side_effects,
     weights,
 )
-from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.finish_line import FinishLine
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
-from bench.training.loop import train
 from bench.training.memory import peaks_for
 from bench.training.model import choose_kernels, kernel_facts, stage_facts
 from bench.training.referee_loss import RefereeLoss
-from bench.training.step_log import StepLog
 from bench.training.step_writer import NOTE, RankEvents, StepWriter
+from bench.training.timing.clock import Clock, GcPolicy, marks_for, reporter
+from bench.training.timing.loop import train
+from bench.training.timing.step_log import StepLog
 from bench.training.trainer import Trainer
 
 

@@ -25,7 +25,7 @@ from bench.training import causality, checkpoint, distributed, side_effects
 from bench.training.instruments.base import InstrumentSet
 from bench.training.model import StagedModel, autocast, batch_shapes, build_model, mean_nats, timeline_of, val_rows
 from bench.training.reducer import reducer_for
-from bench.training.step_log import StepLog
+from bench.training.timing.step_log import StepLog
 from models.stages import Portion
 
 

@@ -20,9 +20,9 @@ from bench.data import shards
 from bench.launch.prepare import prepare
 from bench.machine import processes
 from bench.training import distributed
-from bench.training.clock import marks_for
 from bench.training.instruments.base import InstrumentSet
-from bench.training.step_log import StepLog
+from bench.training.timing.clock import marks_for
+from bench.training.timing.step_log import StepLog
 from bench.training.trainer import Trainer
 from benchmarks import overhead
 

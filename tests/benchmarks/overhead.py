@@ -23,11 +23,11 @@ from bench.config.stages import num_micro_steps, stages_of
 from bench.data import shards
 from bench.launch.prepare import prepare
 from bench.training import distributed
-from bench.training.clock import Clock, marks_for
 from bench.training.instruments.base import PHASES, Context, InstrumentSet
 from bench.training.instruments.registry import load
-from bench.training.loop import train
-from bench.training.step_log import StepLog
+from bench.training.timing.clock import Clock, marks_for
+from bench.training.timing.loop import train
+from bench.training.timing.step_log import StepLog
 from bench.training.trainer import Trainer
 from benchmarks.rows import Row
 

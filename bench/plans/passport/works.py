@@ -17,7 +17,8 @@ from bench.base import stats
 from bench.base.units import GIB, KIB, MIB, format_bytes
 from bench.machine.passport import kept
 from bench.machine.passport.kept import UNIT, Figure, bus_bytes
-from bench.training import clock, distributed
+from bench.training import distributed
+from bench.training.timing import clock
 
 NUM_SAMPLES, MIN_SAMPLES = 5, 2  # samples of a case in a round
 GPU_PRECISIONS = ("bfloat16", "tf32", "float16", "float32", "float8")

@@ -40,7 +40,7 @@ class Context:
     world_size: int
     device_type: str  # "cuda" or "cpu"
     num_steps: int
-    marks: Any  # backend of bench.training.clock, shared so that its events are pooled
+    marks: Any  # backend of bench.training.timing.clock, shared so that its events are pooled
     device_index: int | None = None  # torch.cuda's index of the GPU; None on a CPU
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2) writes to events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # prints a line on the terminal (rank 0) and in this rank's log
@@ -168,7 +168,7 @@ class Instrument:
 class InstrumentSet:
     """Calls all instruments as one.  An instrument that raises is dropped, with a warning in the record.
 
-    essential has the same methods but is part of the run (bench/training/step_log.py): its exceptions are raised.
+    essential has the same methods but is part of the run (bench/training/timing/step_log.py): what it raises is raised.
     """
 
     EDGES = tuple(name for name in vars(Instrument) if name.startswith("on_"))

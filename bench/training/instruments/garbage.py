@@ -1,7 +1,7 @@
 """Python's garbage collections in the timed region: when, in which step, of which generation, how many milliseconds.
 
 gc.callbacks reports every collection, whichever thread set it off; all threads of the process wait for it.  The
-setting hardware.gc chooses the collector's policy (bench/training/clock.py).
+setting hardware.gc chooses the collector's policy (bench/training/timing/clock.py).
 """
 
 import gc

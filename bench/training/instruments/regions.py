@@ -4,8 +4,8 @@ Each phase edge is marked by a pooled CUDA event or a host timestamp, which is r
 sync.  A step's region is the sum over its micro-steps.  A captured CUDA graph has no edges: its regions are empty.
 """
 
-from bench.training.clock import StepMarks
 from bench.training.instruments.base import PHASES, Context, Instrument
+from bench.training.timing.clock import StepMarks
 
 
 class Regions(Instrument):

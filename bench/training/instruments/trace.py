@@ -18,9 +18,9 @@ from typing import Any
 from bench.base.units import format_bytes, format_ms, ms_from_ns
 from bench.config import windows as config_windows
 from bench.config.windows import Options, ProfilerWindow
-from bench.training.clock import StepMarks
 from bench.training.instruments.base import Context, Instrument
 from bench.training.profiling import files
+from bench.training.timing.clock import StepMarks
 
 LEAD_STEPS = {"cpu": 1, "cuda": 16}  # CUDA's is assumed, not measured; a rank that is further ahead records nothing
 PAGE = struct.Struct("<qqq")  # number of cycles decided, first step, number of steps

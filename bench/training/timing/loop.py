@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.training.clock import Clock
 from bench.training.finish_line import FinishLine
+from bench.training.timing.clock import Clock
 
 
 def train(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.training.clock import Marks
+from bench.training.timing.clock import Marks
 
 READ_LATE_STEPS = 1  # 1 or more, so that the last step before a validation is read together with it
 
