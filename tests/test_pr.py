@@ -280,6 +280,18 @@ def clone(planted, tmp_path):
     return where
 
 
+def test_a_records_code_that_is_submitted_once_more_beside_a_baseline_is_the_candidate(clone, planted, capsys):
+    home = clone / "records/track_1_short"
+    pull = planted(SCRIPT, CHANGED, folders=("baseline", "again"))
+    for path in (pull / "baseline").iterdir():  # of another torch: its times are not compared
+        path.write_text(path.read_text().replace("PyTorch 2.10.0", "PyTorch 2.9.0"))
+    code, _, report = answers(pull.rename(home / "2026-03-03_Again"), capsys)
+    assert (code, report["candidate"], report["baseline"]) == (1, "again", "baseline")
+    assert report["choice"] == f"again has the code of record {FIRST}."
+    pr.main([str(home / "2026-03-03_Again")])
+    assert "interval of time" not in capsys.readouterr().out  # there is none
+
+
 def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_the_same_node(clone, capsys):
     code, _, report = answers("7", capsys, "--clone", str(clone))
     assert (code, report["candidate"], report["baseline"]) == (1, "0", FIRST)

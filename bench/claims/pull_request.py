@@ -77,6 +77,8 @@ def sides_of(
 
     bases = [kind for kind in sides if not kind.given and (kind.is_base or sides[kind].known_as)]
     own = [kind for kind in sides if kind not in bases and kind.given != (base or None)]
+    if not own and (base or any(kind.is_base for kind in bases)):  # a record's code, submitted once more
+        own, bases = [kind for kind in bases if not kind.is_base], [kind for kind in bases if kind.is_base]
     if not own:
         reasons = [f"{side.name} has the code of {side.known_as}" for side in sides.values() if side.known_as]
         reasons += [f"{side.name} is named like one" for side in sides.values() if not side.known_as]
@@ -84,7 +86,8 @@ def sides_of(
         raise ValueError(f"{why}: --candidate GLOB names the pull request's own")
     own.sort(key=lambda kind: list(likeliness(kind).values()), reverse=True)
     chosen = _Kind(candidate) if candidate else own[0]
-    choice, rivals = "", [shlex.join(["--candidate", sides[kind].name]) for kind in own[1:]]
+    rivals = [shlex.join(["--candidate", sides[kind].name]) for kind in own[1:]]
+    choice = f"{sides[chosen].name} has the code of record {sides[chosen].known_as}." if sides[chosen].known_as else ""
     if rivals and not candidate:
         pairs = zip(likeliness(own[0]).items(), likeliness(own[1]).values(), strict=True)
         why = next((reason for (reason, value), other in pairs if value != other), "")
@@ -160,10 +163,8 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
         subject += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
     notes = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
-    if time.get("drift_pct"):
-        notes.append(
-            f"The runs were not interleaved: {time['drift_pct']:.2g} % is added to the interval of time below."
-        )
+    if time.get("drift_pct") and time["ci95_pct"]:
+        notes.append(f"The runs were not interleaved: {time['drift_pct']:.2g} % is added to the interval of time.")
     if names[FAIL]:
         return Verdict(f"{subject}: not met: {', '.join(names[FAIL])}", "refused", notes=notes)
     if names[NOT_SHOWN]:
@@ -201,8 +202,7 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
         no_supply = f"at this mean and spread {MAX_N} runs would not show it"
         remedies.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
     failed = [f'"{rule["rule"]}" does not hold: {rule["evidence"]}' for rule in pull.judged if rule["passed"] is False]
-    failed = [pull_requests.shortly(why) if len(why) > 300 else why for why in failed]
-    remedies += [f"judge would refuse it: {why}" for why in failed]
+    remedies += [f"judge would refuse it: {pull_requests.shortly(why) if len(why) > 300 else why}" for why in failed]
     if not pull.candidate.logs[0].sources:
         have = "" if pull.candidate.sources or pull.scripts else "; until then --script FILE names it"
         remedies.append(f"the source, in the logs: let the script write itself there, as train_gpt.py does{have}")
