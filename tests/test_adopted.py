@@ -168,8 +168,7 @@ def test_what_ranks_cannot_do_together_is_refused_in_one_line(tmp_path, argument
 
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_fails_is_the_failure_of_the_one_record(tmp_path):
-    done = torchrun(tmp_path, "run", *real_runs.SHORT, "optim.lr=1e30")
-    assert done.returncode == 1
+    assert torchrun(tmp_path, "run", *real_runs.SHORT, "optim.lr=1e30").returncode == 1
     (folder,) = real_runs.folders(tmp_path)
     run = real_runs.run_json(folder)
     assert (run["status"], run["failure"]["kind"]) == ("failed", "non_finite_loss")

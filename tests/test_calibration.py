@@ -85,8 +85,7 @@ def calibrated(results, monkeypatch, capsys):
         ]
         runs = [record | {"folder": str(write(results, record))} for record in records]
         monkeypatch.setattr(calibrate, "_make_runs", lambda *_: runs)
-        code = calibrate.main([f"n={len(times_s) // 2}", *options])
-        return code, capsys.readouterr().out
+        return calibrate.main([f"n={len(times_s) // 2}", *options]), capsys.readouterr().out
 
     return of
 

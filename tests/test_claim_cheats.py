@@ -286,5 +286,4 @@ def test_two_runs_of_a_race_at_once_are_refused(results, monkeypatch):
         line["prev"], line["number"] = before["sha256"], before["number"] + 1
         line["sha256"] = ledger.digest(line)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    evidence = failed(folder)
-    assert "was started before cpu_nano/" in evidence["the runs follow the plan"]
+    assert "was started before cpu_nano/" in failed(folder)["the runs follow the plan"]

@@ -110,8 +110,7 @@ def test_a_run_that_keeps_the_rules_deviates_in_nothing():
 
 
 def test_a_run_that_breaks_a_rule_says_which():
-    config = compose.compose(["goal.num_steps=20", "data=markov"])
-    deviations = deviations_of(config)
+    deviations = deviations_of(compose.compose(["goal.num_steps=20", "data=markov"]))
     assert "goal.num_steps: 20 instead of 120" in deviations
     assert "data.source: markov instead of pysource" in deviations
 

@@ -56,8 +56,7 @@ def test_lists_all_data_and_what_to_do_for_those_that_are_not_there(capsys):
     assert code == 0
     assert set(listed) == {"pysource", "markov", "text", "shards", "fineweb10B", "finewebedu10B"}
     why = "data=pysource does not exist yet: ./run.sh data make pysource"
-    expected = {"name": "pysource", "there": False, "why": why}
-    assert listed["pysource"] == expected
+    assert listed["pysource"] == {"name": "pysource", "there": False, "why": why}
     assert call(capsys, "show", "pysource")[0] == 1  # it is not there
     assert "./run.sh data fetch fineweb10B" in listed["fineweb10B"]["why"]
     assert "data.train_glob" in listed["text"]["why"]

@@ -69,8 +69,7 @@ def test_the_three_meanings_of_step_avg_are_distinguished(which, averages):
         f"step:{step}/200 val_loss:4.0000 train_time:{ms}ms step_avg:{average:.2f}ms"
         for step, ms, average in zip((50, 100, 200), (5000, 10000, 24000), averages)
     ]
-    run = run_of(log(*lines))
-    assert run.step_avg_meaning == modded_nanogpt.MEANINGS[which]
+    assert run_of(log(*lines)).step_avg_meaning == modded_nanogpt.MEANINGS[which]
 
 
 def test_a_step_avg_that_no_meaning_fits_has_none():

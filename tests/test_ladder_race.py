@@ -124,8 +124,7 @@ defaults:
 
 def test_a_new_yaml_is_a_new_rung_in_its_place(own):
     own("r99", HEAD)
-    names = [rung.name for rung in sizes.known_rungs()]
-    assert names[-2:] == ["r99", "simple"]
+    assert [rung.name for rung in sizes.known_rungs()][-2:] == ["r99", "simple"]
     assert sizes.rung_named("r99") == sizes.Rung("r99", "everything at once", "track_1", 1.5, 1000, 90.0, 3.2799)
 
 

@@ -228,8 +228,7 @@ def test_single_ideas_can_be_taken_out():
     assert not [name for name in names if "value" in name and "attention.value.weight" not in name]
     assert any(name.startswith("value_embeddings.") for name in dict(with_tables.named_parameters()))
     assert torch.isfinite(without(tokens_BT, tokens_BT))
-    even = awakened("r20", long_short=False, attention_scale=None)
-    assert set(even.windows()) == {1792}
+    assert set(awakened("r20", long_short=False, attention_scale=None).windows()) == {1792}
 
 
 def test_the_experiments_have_the_records_sequences_and_documents():

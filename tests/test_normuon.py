@@ -118,8 +118,7 @@ def test_the_momentum_rises_and_falls():
 
 def test_muon_of_a_record_can_be_replaced_by_it():
     row = "optim.groups.matrices={name:normuon,lr:0.03,weight_decay:1.2,beta2:0.9}"
-    optim = compose.compose(["experiment=r20", row]).optim
-    rule = optim.groups["matrices"]
+    rule = compose.compose(["experiment=r20", row]).optim.groups["matrices"]
     assert isinstance(rule, normuon.Config)
     assert (rule.lr, rule.beta2, rule.cautious, rule.momentum_warmup_frac) == (0.03, 0.9, True, 0.2153625)
     optimizer = rule.build([torch.nn.Parameter(torch.zeros(2, 2))], 0.03, 0, 1, "cpu")

@@ -121,6 +121,7 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
         ("one seed, printed", {"candidate": CHANGED_SEED}, "mean_loss", "not shown", "5 runs count as 1 by their seed"),
         ("nothing can reach it", {"losses": [0.27]}, "mean_loss", "FAIL", "val_loss 0.27010 is below 2.5, which no"),
         ("over the target", {"losses": [3.281, 3.2812, 3.2809, 3.2811, 3.281]}, "loss_buffer", "reader", "ABOVE 3.28"),
+        ("above the target", {"losses": [3.284, 3.2841, 3.2842]}, "mean_loss", "FAIL", "3.2842 (n=3) is above"),
         ("another stream", {"candidate": SCRIPT.replace("/train_", "/easy_")}, "streams", "reader", "data/easy_*.bin'"),
         ("another batch", {"candidate": SCRIPT.replace("open(t", "iter(t")}, "streams", "reader", "return iter("),
         ("a flag", {"candidate": SCRIPT + "torch._inductor.config.x = 1"}, "flags", "FAIL", "inductor.x"),

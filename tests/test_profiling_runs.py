@@ -116,8 +116,7 @@ def test_nanochats_stages_leave_their_files_and_change_no_loss(run_with):
     (stages,) = (folder / "traces").iterdir()
     assert stages.name == folder.name[:16].replace("T", "_").strip("Z")
     for stage in STAGES:
-        trace = read(stages / f"{stage}_trace.json")
-        assert len(trace["traceEvents"]) > 50
+        assert len(read(stages / f"{stage}_trace.json")["traceEvents"]) > 50
         html = (stages / f"{stage}_memory_timeline.html").read_text()
         assert '<script type="application/json" id="charts">' in html
         assert "default-src 'none'" in html  # it opens offline: nothing is fetched

@@ -228,8 +228,7 @@ def test_a_look_that_decides_ends_the_race_early_as_planned(results, go):
 def test_a_look_that_does_not_decide_shows_nothing(results, go, capsys):
     chance = random.Random(5)
     go("A=", "B=", "n=3", "looks=2", time_of=lambda arm, seed: 10 * (1 + chance.gauss(0, 0.05)))
-    out = capsys.readouterr().out
-    assert "after 2 runs of each arm: not decided, it goes on" in out
+    assert "after 2 runs of each arm: not decided, it goes on" in capsys.readouterr().out
     assert race_json(results)["status"] == "complete"
 
 

@@ -516,8 +516,7 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
     assert not spied.exists() and (folder / "certificate.json").exists()
     (name,) = cert["replays"]
     assert verification.report(tmp_path / "results/replays" / name)["passed"]
-    entry = ledger.read(tmp_path / "results/replays").runs[name]
-    assert entry["end"]["status"] == "complete"
+    assert ledger.read(tmp_path / "results/replays").runs[name]["end"]["status"] == "complete"
     monkeypatch.setattr(sandbox, "_tried", lambda: (None, "not permitted"))
     record = recorded.read(folder)
     with pytest.raises(ValueError, match=r"code/diff.patch.*no sandbox can be made here .not permitted.*--trust"):
@@ -547,8 +546,7 @@ def test_two_replays_of_one_record_at_once_do_not_meet(finished_run, tmp_path):
     assert all(
         json.loads((replays / name / certificates.FILE).read_text())["outcome"] == "identical" for name in book.runs
     )
-    worktrees = git.run(real_runs.REPO, "worktree", "list")
-    assert f"replay-{folder.name}" not in worktrees
+    assert f"replay-{folder.name}" not in git.run(real_runs.REPO, "worktree", "list")
 
 
 @pytest.mark.slow

@@ -149,8 +149,7 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
         rows, folders = zip(*members, strict=True)
         track, _, _, home, _ = key
         judged = claims.track_rules(track).rules.judged
-        entry = Entry(list(rows), list(folders), num_failed[key[:4]], read(home), judged)
-        tracks.setdefault(track, []).append(entry)
+        tracks.setdefault(track, []).append(Entry(list(rows), list(folders), num_failed[key[:4]], read(home), judged))
     return tracks
 
 

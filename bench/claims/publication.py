@@ -180,8 +180,7 @@ def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]]
                 raise ValueError(f"{name}: {why}: restore it; ./run.sh verify says what else is wrong with the record")
         for name, text in (generated := texts(temporary)).items():
             (temporary / name).write_text(text)
-        paths = [*(file.path for file in leaving), *generated]
-        search_files(temporary, paths, gated.allowed)
+        search_files(temporary, [*(file.path for file in leaving), *generated], gated.allowed)
         if not gated.dry_run:
             os.rename(temporary, folder)  # fails if folder has content by now
     except OSError as error:

@@ -192,12 +192,10 @@ def _unproven(pull: PullRequest) -> str:
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     """Returns sentences on what would answer the open rules, with the commands for it."""
     remedies, command = [], f"./run.sh pr {private.redact(pull.arguments, REPO)}"
-    time = (pull.compared or {}).get("time") or {}
-    if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
+    if answers.get("same_hardware", (PASS,))[0] != PASS or ((pull.compared or {}).get("time") or {}).get("drift_pct"):
         remedies.append(f"an interleaved race of both on one node: {command} --rerun FOLDER")
     if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER) and answers.get("systems_waiver", ("",))[0] != PASS:
-        losses = [row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None]
-        needed = needed_runs(losses, pull_requests.goal_of(pull), pull.track.p_value)
+        needed = needed_runs(pull.candidate.losses, pull_requests.goal_of(pull), pull.track.p_value)
         supply = f"about {needed} runs of this mean and spread: {command} --rerun FOLDER -- n={needed}"
         no_supply = f"at this mean and spread {MAX_N} runs would not show it"
         remedies.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
@@ -251,8 +249,7 @@ def _runs(pull: PullRequest) -> Table:
     rows = []
     for role, side in sides:
         first, times = side.rows[0], [row["train_s"] for row in side.rows if row["train_s"] is not None]
-        losses = [row["val_loss"] for row in side.rows if row["val_loss"] is not None]
-        test = target.loss_test(losses, pull_requests.goal_of(pull), pull.track.p_value)
+        test = target.loss_test(side.losses, pull_requests.goal_of(pull), pull.track.p_value)
         seeds = [str(row["seed"]) for row in side.rows if row["seed"] is not None]
         environment = side.logs[0].record["environment"]
         rows.append(

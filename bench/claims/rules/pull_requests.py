@@ -17,7 +17,7 @@ from typing import Any, cast
 from bench.base import stats
 from bench.base.text_table import counted, some
 from bench.claims.rules import rulebook
-from bench.compare import eligibility, wording
+from bench.compare import eligibility, target, wording
 from bench.compare.selection import Arm
 from bench.config import schema
 from bench.record import clock_lines, validity
@@ -58,6 +58,10 @@ class Side:
     @property
     def rows(self) -> list[Row]:
         return [row_of(log.record) for log in self.logs]
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["val_loss"] for row in self.rows if row["val_loss"] is not None]
 
     @property
     def sources(self) -> dict[str, str]:
@@ -118,8 +122,11 @@ def mean_loss(pull: PullRequest) -> Answer:
     results = {rule["rule"]: rule for rule in pull.judged}
     target_rule = results["the target is reached"]
     least = pull.track.rules.implausible_val_loss or -math.inf
-    if any(row["val_loss"] is not None and row["val_loss"] < least for row in pull.candidate.rows):
+    losses = pull.candidate.losses
+    if any(loss < least for loss in losses):
         return FAIL, target_rule["evidence"]
+    if (target.loss_test(losses, goal_of(pull), pull.track.p_value)["p"] or 0.0) > 1 - pull.track.p_value:
+        return FAIL, f"mean val_loss {stats.mean(losses):.4f} (n={len(losses)}) is above the target {goal_of(pull):g}"
     starts_nats = _starts_nats(pull.candidate)
     if trained := [nats for nats in starts_nats if nats is not None and validity.is_trained(nats, VOCAB_SIZE)]:
         return FAIL, validity.start_doubt(min(trained), VOCAB_SIZE)
@@ -232,7 +239,7 @@ def diff_size(pull: PullRequest) -> Answer:
 def loss_buffer(pull: PullRequest) -> Answer:
     """Reports how far the mean is below the target, and how much of that the change spends."""
     loss, goal = (pull.compared or {}).get("val_loss") or {}, goal_of(pull)
-    mean = stats.mean(row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None)
+    mean = stats.mean(pull.candidate.losses)
     if goal is None:
         return PASS, "the track has no target"
     distance = f"{abs(goal - mean):.5f} nats {'below' if mean <= goal else 'ABOVE'} {goal:g}"

@@ -64,8 +64,7 @@ def _not_fresh(claim: Claim, state: State) -> str | None:
     caches = {run.name: run.record["measured"].get("compile_cache") for run in claim.all_runs}
     firsts = {(slot.arm, slot.compilation, slot.discarded): slot for slot in reversed(state.slots)}
     runs = [slot.attempts[0][0] for slot in firsts.values() if len(slot.attempts) == 1]
-    is_asked = state.plan["compilations"] > 1
-    return next((run for run in runs if is_asked and caches.get(run) == "warm"), None)
+    return next((run for run in runs if state.plan["compilations"] > 1 and caches.get(run) == "warm"), None)
 
 
 def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:

@@ -74,8 +74,7 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
     evidence = f"comparability_id {', '.join(sorted(map(str, settings)))}"
     if len(settings) == 1 or None in settings:
         return None not in settings, evidence
-    rows = [row_of(run.record) for run in own + others]
-    keys = eligibility.differing_settings(rows)
+    keys = eligibility.differing_settings([row_of(run.record) for run in own + others])
     own_choice = {*eligibility.OF_A_SCRIPT, *eligibility.OF_ANY}
     are_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= own_choice
     is_one_arm = len({run.record["comparability_id"] for run in own}) == 1
