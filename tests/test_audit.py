@@ -114,8 +114,7 @@ def test_an_own_model_passes(tmp_path):
     ],
 )
 def test_a_planted_cheat_fails(tmp_path, what, kind):
-    folder = cheat(tmp_path, what)
-    audits = audited(tmp_path, folder, "--only", kind, code=1)
+    audits = audited(tmp_path, cheat(tmp_path, what), "--only", kind, code=1)
     assert audits[kind]["outcome"] == FAILED and audits[kind]["nats"] < audits[kind]["least_nats"]
     assert f"{audits[kind]['least_nats']:.4f}" in audits[kind]["why"]
 

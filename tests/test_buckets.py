@@ -47,8 +47,7 @@ def test_a_gradient_in_a_buffer_has_its_tensors_strides_as_fused_adamw_needs(pre
 
 def test_owned_tensors_lie_in_their_ranks_part_one_of_each_rank_side_by_side():
     six = parameters(64, 128, 64, 64, 128, 64)
-    layouts = buckets.owned(six, [[1, 0, 3], [4, 2]], most_bytes=10_000)
-    (layout,) = layouts
+    (layout,) = buckets.owned(six, [[1, 0, 3], [4, 2]], most_bytes=10_000)
     # rows by their first tensor, the last first: 3 of rank 0; 1 and 4; 0 and 2
     assert layout.part_len == 64 + 128 + 64
     assert places(layout) == [(64, 0), (128, 64), (128, 256 + 64), (64, 192), (64, 256 + 192)]

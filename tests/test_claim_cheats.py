@@ -52,8 +52,7 @@ def test_a_plan_with_the_candidates_own_alpha_and_margin_is_refused(results, mon
 
 
 def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results, monkeypatch, capsys):
-    evidence = failed(results.race(monkeypatch, "n=2"))
-    assert evidence[PLAN].endswith("n 2, the track's is 3")
+    assert failed(results.race(monkeypatch, "n=2"))[PLAN].endswith("n 2, the track's is 3")
     assert "judge refuses a claim: n=2 is too few: track cpu_nano requires 3 (n=3)" in capsys.readouterr().out
     rules = claimed.config().track.rules
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))

@@ -108,5 +108,4 @@ def test_without_a_gpu_the_monitor_reports_the_process_and_says_so(tmp_path, mon
 def test_a_wheel_has_them_under_the_names_of_its_page(name, monkeypatch):
     """docs/own.md: speedrun_bench.compat and speedrun_bench.profiling; the finder of a wheel is asked for its own."""
     monkeypatch.setattr(wheel, "__name__", "speedrun_bench")
-    spec = wheel.Packages().find_spec(f"speedrun_bench.{name}")
-    assert importlib.util.find_spec(spec.origin) is not None
+    assert importlib.util.find_spec(wheel.Packages().find_spec(f"speedrun_bench.{name}").origin) is not None

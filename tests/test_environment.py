@@ -365,8 +365,7 @@ def test_our_own_work_is_not_foreign():
     meter = CpuMeter(now_ns=lambda: min(next(seconds), 1) * 10**9)
     while meter.own_cpu_s() < 0.3:
         sum(range(10_000))
-    busy_s = cpu_meter._busy_cpu_s() - meter._start[1]
-    assert busy_s >= 0.27  # ticks of 10 ms
+    assert cpu_meter._busy_cpu_s() - meter._start[1] >= 0.27  # ticks of 10 ms
     assert meter.foreign_cpu_cores() <= meter.foreign_cpu_cores(own_cpu_s=0.0) - 0.25
 
 

@@ -266,8 +266,7 @@ def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
 def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, monkeypatch):
     folder = results.race(monkeypatch, "n=3", "--show")
     for arguments in ([folder], runs_of(results, folder)):
-        evidence = failed(*arguments)
-        assert list(evidence) == ["there was no unplanned look"]
+        assert list(failed(*arguments)) == ["there was no unplanned look"]
 
 
 def test_a_missing_run_is_refused(results, won):

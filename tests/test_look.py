@@ -107,8 +107,7 @@ def test_two_ranks_look_together(tmp_path):
     run = real_runs.run_json(folder)
     assert run["look"]["status"] == "recorded" and run["warnings"] == []
     assert [(folder / "traces" / f"look_rank{rank}.pt.trace.json.gz").is_file() for rank in (0, 1)] == [True, True]
-    account = json.loads((folder / "traces" / "ops" / "look_account.json").read_text())
-    assert list(account["ranks"]) == ["0", "1"]
+    assert list(json.loads((folder / "traces" / "ops" / "look_account.json").read_text())["ranks"]) == ["0", "1"]
 
 
 def ended(tmp_path, end):

@@ -107,8 +107,7 @@ def test_the_floor_nears_the_entropy_rate():
 
 
 def test_the_floor_is_that_of_the_tokens_that_validation_reads():
-    data = small_markov(markov_lags=[1, 3])
-    dataset = datasets.prepare(data, **QUIET)
+    dataset = datasets.prepare(small_markov(markov_lags=[1, 3]), **QUIET)
     tokens = shards.check(dataset.val[0].path).tokens()[:129]
     expected = markov.mean_nats(markov.tables(64, 2, 0), [1, 3], tokens)
     assert datasets.floor_nats(dataset, 128) == expected

@@ -177,8 +177,7 @@ def test_a_bf16_stream_is_bf16_in_every_block_and_close_to_the_float32_one(arch)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiled_is_the_same_model(arch):
     model = awakened(arch)
-    compiled = torch.compile(model, fullgraph=True)
-    loss = compiled(*batch())
+    loss = torch.compile(model, fullgraph=True)(*batch())
     loss.backward()
     grads = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)

@@ -215,8 +215,7 @@ def test_muons_momentum_rises_in_a_line_and_stays(name):
         config.set_step(optimizer, step, 40)
         momenta.append(optimizer.param_groups[-1]["momentum"])
     assert momenta == pytest.approx([0.85, 0.90, 0.95, 0.95])
-    plain = schema.build(optimizers.Config, SETTINGS[name])
-    plain.set_step(optimizer, 0, 40)
+    schema.build(optimizers.Config, SETTINGS[name]).set_step(optimizer, 0, 40)
     assert optimizer.param_groups[-1]["momentum"] == 0.95
 
 

@@ -240,8 +240,7 @@ def test_a_window_by_the_clock_begins_with_the_first_step_after_its_seconds(tmp_
 
 
 def test_a_window_every_so_many_seconds(tmp_path, clock):
-    every = timed(first_s=1, every_s=5, active_steps=1)
-    assert decided(every, tmp_path, clock, 30) == [
+    assert decided(timed(first_s=1, every_s=5, active_steps=1), tmp_path, clock, 30) == [
         (3, "trace_cycle1", 4, 4),
         (13, "trace_cycle2", 14, 14),
         (23, "trace_cycle3", 24, 24),

@@ -586,8 +586,7 @@ def test_code_that_git_does_not_know_is_replayed_too(tmp_path):
     (clone / "models" / "ladder" / "own.py").write_text("ADDED = 1\n")
 
     def bench(*arguments):
-        done = real_runs.bench(tmp_path / "results", *arguments, cwd=clone, code=0)
-        return done.stdout
+        return real_runs.bench(tmp_path / "results", *arguments, cwd=clone, code=0).stdout
 
     bench("run", *real_runs.SHORT)
     subprocess.run(["git", "checkout", "-q", "."], cwd=clone, check=True)

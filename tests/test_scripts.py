@@ -110,6 +110,22 @@ def test_without_a_printed_total_the_wall_time_of_the_lines_counts(tmp_path):
     assert faults(folder) == []
 
 
+def test_what_a_script_computes_is_not_counted_as_other_programs_load(tmp_path):
+    """Its processes keep all cores busy, so no others can use those besides."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\nfor core in os.sched_getaffinity(0):\n"
+        "    if os.fork() == 0:\n"
+        "        while time.process_time() < 2: pass\n"
+        "        os._exit(0)\n"
+        "for _ in os.sched_getaffinity(0): os.wait()\n"
+        "for step in range(3): print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')\n"
+    )
+    measured = real_runs.run_json(scripted.run(tmp_path, script, "track=free"))["measured"]
+    num_cores = len(os.sched_getaffinity(0))
+    assert (num_cores - measured["foreign_cpu_cores"]) * measured["wall_s"] > 1.8 * num_cores
+
+
 def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
     yaml = scripted.ODD.with_name("own_words.yaml")
     run = scripted.odd(tmp_path, "own_words", f"script.dialect={yaml}")

@@ -176,8 +176,7 @@ class _Launch:
                 if self._run["run_id"] is None:  # the run to go on with cannot be written to
                     raise
                 is_start = error.errno == errno.EMFILE or isinstance(error, ranks.CannotStart)
-                kind = "not_started" if is_start else failures.kind_of(error)
-                failure = failures.failure(kind, str(error))
+                failure = failures.failure("not_started" if is_start else failures.kind_of(error), str(error))
             signals()  # ignored from now on: the record is being finished
             self._finish(exit_code, failure, signals)
         if self._run["status"] == "preempted":

@@ -138,8 +138,7 @@ class Series:
 
     def _seconds_of_each(self) -> list[float] | None:
         """Returns the expected seconds of each remaining run, for an unknown kind the mean of the others, or None."""
-        spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
-        known_s = self._known_s | spent_s
+        known_s = self._known_s | {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
         other_s = statistics.mean(known_s.values()) if known_s else 0.0
         return [known_s.get(kind, other_s) for kind in self._kinds[self._num_done :]] if known_s else None
 

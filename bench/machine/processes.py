@@ -231,13 +231,13 @@ def descendants(pid: int) -> set[int]:
     return pids
 
 
-def cpu_s(pids: Iterable[int]) -> dict[int, float]:
-    """Returns {pid: CPU seconds so far} of those processes that exist."""
+def cpu_s(pids: Iterable[int], with_reaped: bool = False) -> dict[int, float]:
+    """Returns {pid: CPU seconds so far} of those processes that exist.  with_reaped: and of what they waited for."""
     spent_s, ticks_per_s = {}, os.sysconf("SC_CLK_TCK")
     for pid in pids:
         with contextlib.suppress(OSError):
             fields = stat_fields(pid)
-            spent_s[pid] = (int(fields[11]) + int(fields[12])) / ticks_per_s
+            spent_s[pid] = sum(map(int, fields[11 : 15 if with_reaped else 13])) / ticks_per_s
     return spent_s
 
 

@@ -203,8 +203,7 @@ class Leader:
             if self._are_ready(folder):
                 self._start_members(folder, place)
                 variables = facts.variables(self._interface(), os.environ) if hardware.nodes else {}
-                group = ranks.Group(guard, place, folder, env | variables)
-                self._group = self._stack.enter_context(group)
+                self._group = self._stack.enter_context(ranks.Group(guard, place, folder, env | variables))
             yield self
         finally:
             self._stop_all()

@@ -51,8 +51,7 @@ class Output:
     def __enter__(self) -> Self:
         for rank, pipe in enumerate(self.pipes):
             log = self._folder / "logs" / f"rank{rank}.log"
-            kept = self if rank == 0 else None
-            self._ranks.append(_Rank(stamped_pipes.opened(pipe), log, self.looks_like, kept))
+            self._ranks.append(_Rank(stamped_pipes.opened(pipe), log, self.looks_like, self if rank == 0 else None))
         self._reader = stamped_pipes.StampedPipes(self._ranks)
         self._reader.__enter__()
         return self

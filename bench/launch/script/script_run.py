@@ -61,6 +61,11 @@ class Confined(confined.Confined):
         return {self._folder / name: self._folder / name for name in folders}
 
 
+def _own_cpu_s() -> float:
+    """Returns the CPU seconds of this process and all below it: the guard lives on and has reaped the ranks."""
+    return sum(processes.cpu_s({os.getpid()} | processes.descendants(os.getpid()), with_reaped=True).values())
+
+
 class Watched:
     """The run of a job with a script, in its folder."""
 
@@ -98,7 +103,7 @@ class Watched:
         for split in self._given:  # now, because the script may change its links, and anybody the shards
             links = work_folder.shard_links(self._script, self._job.dataset, split, work)
             self._given[split] = list(map(os.path.realpath, links))
-        meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
+        meter = CpuMeter(own_s=_own_cpu_s)
         try:
             with self._output:
                 yield

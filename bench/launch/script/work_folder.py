@@ -38,8 +38,7 @@ def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Pat
         shutil.copyfile(path, work / name)
         if os.access(script.root / name, os.X_OK):
             (work / name).chmod(0o755)
-    data = work / script.data
-    data.mkdir(parents=True, exist_ok=True)
+    (work / script.data).mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
         links = shard_links(script, dataset, split, work)
         for link, path in zip(links, shard_paths(script, dataset, split, val_tokens), strict=True):
