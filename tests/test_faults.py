@@ -17,10 +17,10 @@ import real_runs
 from cases import slow
 from comparing import raced, write
 
-from bench.base import private
+from bench.base import atomic, private
 from bench.cli import race
 from bench.data import shards
-from bench.launch import finish
+from bench.launch import finish, initial_record
 from bench.plans.race import state as race_state
 from bench.record import ledger
 
@@ -69,12 +69,6 @@ def test_a_shard_that_is_written_over_while_it_is_trained_on_makes_no_complete_r
     code, out, run = _disturbed(tmp_path, hurt)
     assert (code, run["status"], run["failure"]["kind"]) == (1, "failed", "bad_data"), out
     assert re.match(message, run["failure"]["message"]), run["failure"]
-
-
-@pytest.mark.slow
-def test_a_validation_shard_that_is_removed_stays_open_until_the_run_has_ended(tmp_path):
-    code, out, run = _disturbed(tmp_path, lambda folder: (folder / "val.bin").unlink())
-    assert (code, run["status"]) == (0, "complete"), out
 
 
 def _disturbed(tmp_path, hurt):
@@ -198,6 +192,14 @@ def test_a_disk_that_takes_no_run_gets_no_half_of_one(small_disk):
     assert real_runs.folders(small_disk) == [] and not list(small_disk.glob("free/*"))
     (small_disk / "other_program.bin").unlink()
     assert ledger.read(small_disk).faults == []
+
+
+def test_the_space_that_is_reserved_for_the_record_of_a_run_is_not_used_for_its_inputs(small_disk):
+    atomic.reserve(small_disk)
+    real_runs.fill(small_disk / "other_program.bin")
+    with pytest.raises(OSError, match="No space left"):
+        initial_record.write_inputs(small_disk, None, {"packages": "x" * 9000}, 0.0, {}, goes_on=True)
+    assert atomic.release(small_disk)
 
 
 def test_a_report_on_a_full_disk_names_the_file_that_it_could_not_write(small_disk, tmp_path):

@@ -52,6 +52,8 @@ def finish(
     lost = gone = removed(folder, place)
     rows, stalls = list[step_files.StepRow](), list[Section]()
     if not gone:
+        with contextlib.suppress(OSError):  # a disk without a free inode has this one for run.json
+            (folder / run_folder.LAUNCH).unlink(missing_ok=True)
         try:
             rows, stalls = _read(folder, run, failure, clock, edges)
             _keep(folder, run, ended_by)

@@ -48,8 +48,8 @@ def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path
                 if "ledger_sha256" in run:
                     name = ledger.name_of(results, folder)
                     ledger.append(results, "end", run=name, status="aborted", validity="invalid", run_json_sha256=None)
-        why = f"{results}: no record can be written there ({error.strerror})"
-        raise ValueError(f"{why}: free space, or name another folder with SPEEDRUN_RESULTS=/path") from None
+        remedy = "free space, make it writable, or name another folder with SPEEDRUN_RESULTS=/path"
+        raise ValueError(f"{results}: no record can be written there ({error.strerror}): {remedy}") from None
     return folder
 
 
@@ -169,7 +169,7 @@ def write_inputs(
     folder has the inputs of an earlier segment.  Only the launch file, which is removed at the end of the run, holds
     the true paths of the shards: run.json holds no private path.
     """
-    atomic.write_json(folder / "environment.json", env)
+    atomic.write_json(folder / "environment.json", env, durable=False)  # the reserve is for run.json
     if not goes_on:
         _write_settings(folder, job, code)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}

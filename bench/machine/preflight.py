@@ -76,7 +76,7 @@ def memory(num_processes: int, dataset_bytes: int, available_gib: float | None) 
     need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
     found = f"{format_gib(available_gib, 1)} available; {need}"
     if available_gib < need_gib:
-        return Check("memory", "fail", found, "end other programs, or use fewer processes: hardware.num_processes=1")
+        return Check("memory", "fail", found, "end other programs, raise this job's limit, or use fewer processes")
     if available_gib < need_gib + data_gib:
         found = f"{found}, the data {format_gib(data_gib, 1)}"
         return Check("memory", "warn", found, "end other programs: the data will be read from disk again and again")

@@ -40,8 +40,8 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False, facts: F
         ledger.append(results, "plan", **_facts_of(draft))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        why = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
-        raise ValueError(f"{results}: {why}") from None
+        remedy = "free space, make it writable, or name another folder with SPEEDRUN_RESULTS=/path"
+        raise ValueError(f"{results}: no race can be written there ({error.strerror}): {remedy}") from None
     return folder
 
 
