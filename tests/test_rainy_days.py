@@ -10,7 +10,7 @@ import real_runs
 import scripted
 from cases import slow
 
-from bench.record import run_folder, step_files
+from bench.record import step_files
 
 TWO = [*real_runs.TWO, "hardware.collective_timeout_s=20"]
 HURRIED = {"bench.launch.launcher.HEARTBEAT_S": 0.0, "bench.launch.launcher.TICK_S": 0.1}
@@ -32,40 +32,6 @@ def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
     assert "rank_killed" in out and failure["hint"] in out
     rows = step_files.read(running.folder)  # what was written before is kept
     assert len(rows) > 3 and rows[3]["step"] == 3
-
-
-@pytest.mark.slow
-def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path):
-    with real_runs.Background(tmp_path / "results", *TWO, TMPDIR=str(real_runs.temp_in(tmp_path))) as running:
-        running.wait_for_step(3)
-        running.process.kill()
-        running.process.wait()
-        assert running.all_gone()
-        run = real_runs.run_json(running.folder)
-        remaining = [path.name for path in running.folder.iterdir()]
-        logs = real_runs.logs(tmp_path)
-    assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
-    assert run["failure"]["step"] >= 3
-    assert not any(name.startswith(".") for name in remaining)
-    assert str(real_runs.REPO) not in logs
-    assert real_runs.left_in_temp(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_when_everything_is_killed_the_reader_says_so(tmp_path):
-    with real_runs.Background(tmp_path, *TWO) as running:
-        running.wait_for_step(3)
-        workers = running.all_pids()
-        for pid in workers:  # all at once: none may see the others go
-            os.kill(pid, signal.SIGSTOP)
-        running.process.kill()
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-        running.process.wait()
-        assert running.all_gone()
-        assert real_runs.run_json(running.folder)["status"] == "running"  # no process was left to write it
-        run = run_folder.read(running.folder)
-    assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
 
 
 @pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
@@ -95,15 +61,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(diverged_run):
     assert (event["rank"], event["step"]) == (0, failure["step"])
     assert real_runs.run_json(folder)["costs"]["non_finite_loss"] == {"count": 1, "ms": None}
     assert "lower optim.lr" in text
-
-
-@pytest.mark.slow
-def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
-    real_runs.bench(tmp_path, "run", *real_runs.SHORT, "model.vocab_size=4000000000", code=1)  # 2 TB of embedding
-    (folder,) = real_runs.folders(tmp_path)
-    failure = real_runs.run_json(folder)["failure"]
-    assert failure["kind"] == "out_of_memory"
-    assert "micro_batch_seqs" in failure["hint"]
 
 
 def test_a_run_says_that_it_lives_until_it_has_taken_too_long(tmp_path):

@@ -82,7 +82,6 @@ LASTING |= {"init", "data"}
 # commands that only print: those that begin like this, help and version, and any command with one of ANSWERS
 ANSWERING = ("data show", "referee status", "referee log")
 ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check")
-_interrupts: list[int] = []  # numbers of signals, in the order of their arrival
 HELP = """usage: ./run.sh COMMAND [...]
 
 {verbs}
@@ -160,8 +159,6 @@ def _go(argv: list[str]) -> int:
         with plain_file.unchanging() if verb in JUDGING else contextlib.nullcontext():
             return cast(int, module.main(rest))
     except ValueError as error:
-        if _interrupts:  # the interrupted wait failed, not the verb
-            raise KeyboardInterrupt from None
         from bench.base import credentials  # the message shows what was typed, and may end up in a log
 
         print(f"{verb}: {credentials.redacted(str(error))}", file=sys.stderr)
@@ -186,10 +183,12 @@ def _help_of_verbs() -> Iterator[str]:
         yield from (f"  {verb:<11} {summary}" for verb, summary in (verbs | checkout).items())
 
 
-def _note_interrupt(number: int, frame: FrameType | None) -> None:
-    """Remembers the interrupt, because a library such as Hydra may turn the exception into an error of its own."""
-    _interrupts.append(number)
-    raise KeyboardInterrupt
+class _Ended(KeyboardInterrupt):
+    """A signal, whose number it has.  Python itself ends as if by SIGINT after a plain KeyboardInterrupt in eval()."""
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise _Ended(number)
 
 
 def _use_config(argv: list[str]) -> list[str]:
@@ -231,14 +230,16 @@ def version_text() -> str:
 
 def run() -> None:
     """Runs main() and exits with its exit code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _note_interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" set it
+            signal.signal(number, _end)
     gc.set_threshold(NEW_OBJECTS)
     escape.open_closed()
     sys.excepthook = lambda *error: escape.Door(sys.stderr).writelines(traceback.format_exception(*error))
     try:
         code = main(sys.argv[1:])
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        code = 1
+    except KeyboardInterrupt as error:
+        ended_by = signal.Signals(error.args[0] if error.args else signal.SIGINT)  # none: an audit's run was ended
+        print(f"interrupted by {ended_by.name}", file=sys.stderr)
+        code = 128 + ended_by
     sys.exit(code)
