@@ -159,6 +159,26 @@ def test_a_checkpoint_that_was_changed_is_refused(warned):
     assert run_folder.read(only_folder(warned))["status"] == "preempted"
 
 
+def test_a_damaged_checkpoint_is_named_and_a_damaged_record_costs_only_itself(warned):
+    folder, auto = only_folder(warned), job("resume=auto")
+    begun, watch = initial_record.record_of(auto, environment.environment(), []), resume.Watch(folder, warned)
+    (checkpoint,) = checkpoints.newest_first(folder)
+    newer = shutil.copytree(folder, folder.with_name(f"9{folder.name}"))
+    (newer / "run.json").write_text("{")
+    resume.wait_for_signs(auto, warned)
+    assert resume.find(auto, begun, warned).folder == folder
+    (checkpoint / "rank0.pt").unlink()
+    os.mkfifo(checkpoint / "rank0.pt")  # for whose other end nobody waits
+    for name in ("rank0.pt", checkpoints.STATE):
+        with pytest.raises(ValueError, match=f"{name} is not what the ledger says was written"):
+            resume.find(auto, begun, warned)
+        (checkpoint / checkpoints.STATE).write_text("{")
+    (folder / "checkpoint" / "step999").mkdir()
+    (folder / "checkpoint" / "step999" / checkpoints.STATE).write_text('{"step": {}}')  # by a contestant
+    watch.tick()
+    assert watch.step == 0 and ledger.read(warned).faults == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
@@ -198,7 +218,7 @@ def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, m
     (known,) = checkpoints.newest_first(folder)
     shutil.copytree(known, folder / "checkpoint/step999")  # which its killed launcher had not put into the ledger yet
     with pytest.raises(ValueError, match=why) if why else contextlib.nullcontext():
-        _, going_on = resume.go_on(job(override), begun, warned)
+        going_on = resume.go_on(resume.find(job(override), begun, warned), job(override), begun, warned)
         assert going_on["segments"][0]["ended_at"] == elsewhere["heartbeat_at"]  # by the other's clock, as its start
         assert checkpoints.newest_first(folder) == [known]
 

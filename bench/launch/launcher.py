@@ -191,13 +191,12 @@ class _Launch:
         survives = resume.survives(job.config) and not {"race", "audit"} & run.keys()  # these start from scratch
         if survives:
             resume.wait_for_signs(job, results_root())
+        earlier = resume.find(job, run, results_root()) if survives and job.config.resume else None
         with held():  # so that no signal leaves a folder behind whose run nobody finishes
-            going_on = resume.go_on(job, run, results_root()) if survives and job.config.resume else None
-            earlier = None
-            if going_on:
-                earlier, self._run = going_on
-                run, self._folder = self._run, earlier.folder
+            if earlier and (resumed := resume.go_on(earlier, job, run, results_root())):
+                self._run, run, self._folder = resumed, resumed, earlier.folder
             else:
+                earlier = None
                 self._folder = initial_record.folder_of(job.config, run, results_root())
             self._place = os.lstat(self._folder)
         folder = self._folder

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, utc
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.config import identity, schema
 from bench.launch import allocation
 from bench.launch.console import say
@@ -43,7 +45,8 @@ class Earlier:
     """The run and the checkpoint from which a run is resumed."""
 
     folder: Path
-    run: dict[str, Any]  # run.json as the last segment left it
+    as_read: Any  # run.json
+    run: dict[str, Any]  # run.json as the last segment left it, or would have if it was killed
     checkpoint: Path
     state: dict[str, Any]  # the checkpoint's state.json
     sha256: str  # of state.json
@@ -96,16 +99,18 @@ def _settings_of_ranks(config: schema.Config) -> list[tuple[list[Any], Any]]:
     return [(["hardware", name], getattr(config.hardware, name)) for name in OF_RANKS] + batches
 
 
-def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | None:
-    """Begins the next segment of the run that this job resumes.  Returns (that run, its record), None for a new run.
+def find(job: Job, run: Section, results: Path) -> Earlier | None:
+    """Returns the run that this job resumes, whose checkpoint it has read; None for a new run.
 
     run: the record with which a new run would begin.  Raises ValueError if the run that was named cannot be resumed.
     """
-    resume, track = job.config.resume, results / job.config.track.name
-    if not track.is_dir():
-        return None
+    resume = job.config.resume
     for folder in _candidates(results, job, str(resume)):
-        before: Any = (as_read := run_folder.read_raw(folder))
+        try:
+            before: Any = (as_read := run_folder.read_raw(folder))
+        except Damaged as error:
+            _refuse(job, folder, str(error))
+            continue
         if before["status"] == "running" and _is_over(before, folder):
             before = run_folder.killed(before, "its launcher was killed")
         if before["status"] == "complete" and resume == AUTO:
@@ -115,31 +120,40 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
             newest = _newest(folder, results)  # which reads all its files
             why = newest and _hindrance_of_ranks(before, newest[1], job.config)
         if newest is not None and not why:
-            earlier = Earlier(folder, before, *newest)
-            record = earlier.record(run)
-            with atomic.locked(track / TURN):  # only one of two launchers resumes a run
-                if run_folder.read_raw(folder) == as_read:
-                    _begin(earlier, record, results)
-                    say("resume", f"{folder.name} continues after step {earlier.state['step']}", always=True)
-                    return earlier, record
-            why = "another launcher has resumed it"
-        why = why or "it has no checkpoint that the ledger knows"
-        if resume != AUTO:
-            raise ValueError(f"resume={resume}: {why}: start another run without resume=")
-        say("resume", f"not {folder.name}: {why}")
+            return Earlier(folder, as_read, before, *newest)
+        _refuse(job, folder, why or "it has no checkpoint that the ledger knows")
     if resume != AUTO:
         raise ValueError(f"resume={resume}: no such run of track {job.config.track.name} in {results}: give its run_id")
     return None
 
 
+def go_on(earlier: Earlier, job: Job, run: Section, results: Path) -> Section | None:
+    """Begins the next segment of a run.  Returns its record, None for a new run.  Raises ValueError as find() does."""
+    folder, record = earlier.folder, earlier.record(run)
+    with atomic.locked(folder.parent / TURN):  # only one of two launchers resumes a run
+        if run_folder.read_raw(folder) == earlier.as_read:
+            _begin(earlier, record, results)
+            say("resume", f"{folder.name} continues after step {earlier.state['step']}", always=True)
+            return record
+    _refuse(job, folder, "another launcher has resumed it")
+    return None
+
+
+def _refuse(job: Job, folder: Path, why: str) -> None:
+    """Says why a run is not resumed.  Raises ValueError if it was named."""
+    if job.config.resume != AUTO:
+        raise ValueError(f"resume={job.config.resume}: {why}: start another run without resume=")
+    say("resume", f"not {folder.name}: {why}")
+
+
 def wait_for_signs(job: Job, results: Path) -> None:
     """Waits until it is known whether the launcher of a running record on another machine lives: a minute at most."""
     for folder in _candidates(results, job, AUTO) if job.config.resume == AUTO else ():
-        run, path = run_folder.read_raw(folder), folder / "run.json"
-        if run["status"] != "running" or processes.is_of_this_boot(run.get("launcher")) or _is_over(run, folder):
-            continue
-        say("resume", f"{folder.name}: waiting for a sign of life of its launcher on another machine", always=True)
-        with contextlib.suppress(FileNotFoundError):  # the folder was removed
+        with contextlib.suppress(Damaged, FileNotFoundError):  # find() says so; the folder was removed
+            run, path = run_folder.read_raw(folder), folder / "run.json"
+            if run["status"] != "running" or processes.is_of_this_boot(run.get("launcher")) or _is_over(run, folder):
+                continue
+            say("resume", f"{folder.name}: waiting for a sign of life of its launcher on another machine", always=True)
             beat_ns = path.stat().st_mtime_ns
             while path.stat().st_mtime_ns == beat_ns and not _is_over(run, folder):
                 time.sleep(1.0)
@@ -148,9 +162,12 @@ def wait_for_signs(job: Job, results: Path) -> None:
 def _candidates(results: Path, job: Job, resume: str) -> list[Path]:
     """Returns the folders of runs that may be resumed, the newest first."""
     track = job.config.track
-    names = f"*-{job.config_id}-s{job.config.seed}*" if resume == AUTO else resume
-    folders = {path.parent for path in (results / track.name).glob(f"{names}/run.json")} if "/" not in resume else set()
-    if resume == AUTO and track.rules.may_shrink:  # those of other ranks have another config_id
+    if resume != AUTO:
+        folder = results / track.name / resume
+        return [folder] if "/" not in resume and (folder / "run.json").exists() else []
+    names = f"*-{job.config_id}-s{job.config.seed}*"
+    folders = {path.parent for path in (results / track.name).glob(f"{names}/run.json")}
+    if track.rules.may_shrink:  # those of other ranks have another config_id
         runs = {line["run"] for line in ledger.read(results).lines if line["event"] == "checkpoint"}
         saved = [results / run for run in runs if run.startswith(f"{track.name}/")]
         folders |= {path for path in saved if checkpoints.newest_first(path) and _has_settings_of(path, job.config)}
@@ -232,10 +249,11 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
         step = int(checkpoint.name.removeprefix("step"))
         if step not in recorded:  # its launcher was killed before it could record it
             continue
-        state = json.loads((checkpoint / checkpoints.STATE).read_text())
-        changed = [] if sha256 == recorded[step] else [checkpoints.STATE]
-        for file, facts in state["files"].items() if not changed else ():
-            with contextlib.suppress(OSError), open(checkpoint / file, "rb") as opened:
+        state, changed = dict[str, Any](), [checkpoints.STATE]
+        if sha256 == recorded[step]:
+            state, changed = json.loads((checkpoint / checkpoints.STATE).read_text()), []
+        for file, facts in state.get("files", {}).items():
+            with contextlib.suppress(OSError), open(checkpoint / file, "rb", opener=plain_file.open_now) as opened:
                 if hashlib.file_digest(opened, "sha256").hexdigest() == facts["sha256"]:
                     continue
             changed.append(file)
@@ -277,8 +295,10 @@ class Watch:
             if checkpoint in self._seen:
                 continue
             self._seen.add(checkpoint)
-            path = checkpoint / checkpoints.STATE
+            path, step = checkpoint / checkpoints.STATE, int(checkpoint.name.removeprefix("step"))
             state = atomic.read_json(path, {})
-            facts = {"step": state["step"], "checkpoint_sha256": ledger.sha256_of(path)}
+            if state.get("step") != step:  # no rank has written it
+                continue
+            facts = {"step": step, "checkpoint_sha256": ledger.sha256_of(path)}
             ledger.append(self._results, "checkpoint", run=ledger.name_of(self._results, self._folder), **facts)
-            self.step, self.ended_by = state["step"], state["warned_by"]
+            self.step, self.ended_by = step, state.get("warned_by")
