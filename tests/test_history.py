@@ -186,6 +186,22 @@ def test_a_folder_without_git_or_without_runs_is_refused(planted, tmp_path):
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_subject_of_several_lines_and_damaged_runs_cost_only_themselves(planted, tmp_path, capsys):
+    repo, commits, results = planted
+    git(repo, "commit", "-q", "--allow-empty", "-m", "a\fpage\u2028and a line")
+    assert history.commits_of(repo, "HEAD")[-1].subject == "a\fpage\u2028and a line"
+    git(repo, "reset", "-q", "--hard", commits[-1])
+    rows = [dict(row) for row in named.rows_of_names([str(results)])]
+    rows[0]["step_avg_ms"], rows[1]["step_avg_ms"] = 0.0, -1.0
+    for number, damaged in enumerate(["5\n", "a: b\n", ""]):
+        folder = shutil.copytree(rows[number + 2]["folder"], tmp_path / str(number))
+        (folder / "overrides.yaml").write_text(damaged) if damaged else (folder / "overrides.yaml").unlink()
+        rows[number + 2] |= {"folder": str(folder), "started_at": f"2099-01-0{number + 1}T00:00:00Z"}
+    (series,) = history.all_series(rows, history.commits_of(repo, "HEAD"), "step_avg_ms")
+    assert sum(point.num_runs for point in series.points) == 38 and "script=train.py" in series.settings
+    assert capsys.readouterr().err.count("overrides.yaml: ") == 3
+
+
 def test_runs_of_a_race_that_has_not_ended_are_not_shown(planted):
     repo, commits, results = planted
     rows = [row | {"race_id": "R"} for row in named.rows_of_names([str(results)])]

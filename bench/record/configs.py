@@ -10,9 +10,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from bench.base.reading import plain_file, yaml_file
+from bench.base.reading import json_file, plain_file, yaml_file
 from bench.config import schema
 
 Config = tuple[str, ...]  # () without a config.yaml, as for a log of another harness
@@ -114,6 +115,14 @@ def add(rows: Iterable[MutableMapping[str, Any]], names: Sequence[str]) -> None:
             values = _true_of(config, settings(texts))
             cache[config] = {name: values.get(name) for name in names}
         row.update(cache[config])
+
+
+def as_typed(folder: Path) -> list[str]:
+    """Returns the settings with which a run was started, as they were typed.  Raises Damaged."""
+    path = folder / "overrides.yaml"
+    typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
+    words: list[str] = json_file.check_kind(typed, list[str], path)
+    return words
 
 
 def _true_of(config: Config, settings_by_key: dict[str, Any]) -> dict[str, Any]:

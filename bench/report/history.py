@@ -7,6 +7,7 @@ harness's own commit for our models.  A commit's value is the mean of its runs, 
 import math
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from bench.base import change_points, stats
 from bench.base.change_points import Change
 from bench.base.paths import user_path, working_folder
-from bench.base.reading import plain_file, yaml_file
+from bench.base.reading.damage import Damaged
 from bench.machine import git
 from bench.record import configs, race_folder, run_folder
 from bench.record.rows import ListedRow
@@ -85,19 +86,13 @@ class Series:
 
 def commits_of(repo: Path, rev: str) -> list[Commit]:
     """Returns the last first-parent commits of a revision, oldest first.  Raises ValueError if it does not exist."""
-    lines = git.ask(
-        repo,
-        "log",
-        "--first-parent",
-        "--reverse",
-        f"-n{change_points.MAX_VALUES}",
-        "--format=%H%x09%cs%x09%s",
-        rev,
-        "--",
-    )
-    if lines is None:
-        raise ValueError(f"{rev}: {repo} is in no repository with this revision: change the folder, or use --rev")
-    return [Commit(*line.split("\t", 2)) for line in lines.splitlines()]
+    form = ("--first-parent", "--reverse", f"-n{change_points.MAX_VALUES}", "--format=%H%x09%cs%x09%s")
+    try:
+        lines = git.run(repo, "log", *form, rev, "--")
+    except git.Failed as error:
+        why = f"{repo} is in no repository with this revision ({error})"
+        raise ValueError(f"{rev}: {why}: change the folder, or use --rev") from None
+    return [Commit(*line.split("\t", 2)) for line in lines.split("\n")[:-1]]
 
 
 def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: str) -> list[Series]:
@@ -106,8 +101,9 @@ def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: st
     groups: dict[tuple[Any, ...], list[tuple[int, ListedRow]]] = {}
     for row in rows:
         sha = _commit_of(row)
-        is_doubtful = measure != "val_loss" and row["script_doubt"] is not None  # its clock cannot be trusted
-        if sha in order and row[measure] is not None and not is_doubtful:  # type: ignore[literal-required]
+        value = row[measure]  # type: ignore[literal-required]
+        is_doubtful = measure != "val_loss" and (row["script_doubt"] is not None or (value or 0) <= 0)  # its clock lies
+        if sha in order and value is not None and not is_doubtful:
             groups.setdefault(_key(row), []).append((order[sha], row))
     candidates = (_series(runs, commits, measure) for runs in groups.values())
     return sorted((series for series in candidates if len(series.points) > 1), key=lambda series: -len(series.points))
@@ -154,8 +150,18 @@ def _series(runs: Sequence[tuple[int, ListedRow]], commits: Sequence[Commit], me
     optim = None if newest["optim"] == "unknown" else newest["optim"]
     name = ", ".join(filter(None, [newest["model"], optim, f"track {newest['track']}"]))
     machine = ", ".join(filter(None, [newest["device"], f"torch {newest['torch']}" if newest["torch"] else ""]))
-    typed = yaml_file.parsed(plain_file.text(user_path(newest["folder"]) / "overrides.yaml", yaml_file.MAX_BYTES), "")
-    return Series(name, machine, measure, points, change_points.find(scaled), list(map(str, typed or ())))
+    typed = _typed(sorted((row for _, row in runs), key=lambda row: row["started_at"] or "", reverse=True))
+    return Series(name, machine, measure, points, change_points.find(scaled), typed)
+
+
+def _typed(rows: Sequence[ListedRow]) -> list[str]:
+    """Returns the settings of the first of these runs whose overrides.yaml is not damaged, as they were typed."""
+    for row in rows:
+        try:
+            return configs.as_typed(user_path(row["folder"]))
+        except Damaged as error:
+            print(f"history: {error}", file=sys.stderr)
+    return []
 
 
 def document(series: Sequence[Series], where: str) -> Document:

@@ -37,10 +37,10 @@ def path_of(repo: Path | str, name: str) -> Path:
 
 def _git_folder(repo: Path | str, name: str) -> Path:
     """Returns the repository's .git. Raises ValueError for an installed harness: one around it is not its own."""
-    common = git.ask(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
-    if common is None:
-        raise ValueError(f"{name}: this harness is not in a git repository of its own: race revisions from a clone")
-    return Path(common.strip())
+    try:
+        return Path(git.run(repo, "rev-parse", "--path-format=absolute", "--git-common-dir").strip())
+    except git.Failed as error:
+        raise ValueError(f"{name}: a revision needs git and a clone: {error}") from None
 
 
 def add(repo: Path | str, name: str, commit: str) -> Path:

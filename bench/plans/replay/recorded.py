@@ -19,7 +19,7 @@ from bench.data.shards import CheckFailed
 from bench.data.sources import datasets
 from bench.machine import git
 from bench.machine.preflight import Check
-from bench.record import run_folder, verification
+from bench.record import configs, run_folder, verification
 
 PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # stands for a credential in overrides.yaml
 THE_RECORD = "record"  # the name of the check of the record itself
@@ -88,11 +88,7 @@ def read(folder: Path) -> Recorded:
         raise ValueError(f"{folder.name}: it was imported from a log, without code, settings and data to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
-    config, path = yaml_file.read(folder / "config.yaml"), folder / "overrides.yaml"
-    overrides = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
-    if not isinstance(overrides, list) or not all(isinstance(item, str) for item in overrides):
-        raise Damaged(f"{path}: is not a list of settings: restore it")
-    return Recorded(folder, run, config, overrides)
+    return Recorded(folder, run, yaml_file.read(folder / "config.yaml"), configs.as_typed(folder))
 
 
 def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
