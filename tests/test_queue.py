@@ -1,6 +1,7 @@
 """A lab's queue: each command taken by one agent, given back by one that ends, and users in turn."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -326,6 +327,22 @@ def test_an_agent_keeps_only_an_entry_that_nobody_has_taken_from_it_or_cancelled
     else:
         queue.cancel(mine.id)
     assert not queue.keep(mine)
+
+
+def test_a_folder_that_does_not_answer_for_a_moment_ends_no_command(results, queue, monkeypatch):
+    keep, errors = Queue.keep, [OSError(errno.ESTALE, "Stale file handle")] * 2
+
+    def keep_later(self, entry):
+        if errors:
+            raise errors.pop()
+        return keep(self, entry)
+
+    monkeypatch.setattr(Queue, "keep", keep_later)
+    for name in ("BEAT_S", "TICK_S", "LOOK_EVERY_S"):
+        monkeypatch.setattr(agents, name, 0.01)
+    queue.submit(["run", "--help"], 0)
+    assert agent.main(["--once"]) == 0 and not errors
+    assert [(ending["exit_code"], ending["why"]) for ending in queue.outcomes()] == [(0, "it ended")]
 
 
 def test_an_entry_that_cannot_be_started_ends_and_the_next_is_run(results, queue):

@@ -514,6 +514,8 @@ def test_a_client_of_the_socket_gets_an_answer_a_line_and_no_file_is_replaced_by
         (tmp_path / "notes").write_text("mine")
         serving.serve(served, tmp_path / "notes")
     assert (tmp_path / "notes").read_text() == "mine"
+    with pytest.raises(ValueError, match="missing/socket: cannot be made .No such file or directory.: give another"):
+        serving.serve(served, tmp_path / "missing" / "socket")
 
 
 @pytest.mark.parametrize(
@@ -532,9 +534,12 @@ def test_a_field_that_no_command_can_be_given_is_answered_in_words(tmp_path, fie
     assert why in reply["error"] and reply["id"] == 4
 
 
-def test_lists_in_lists_without_end_are_answered_and_end_no_server():
+def test_lists_in_lists_without_end_and_a_disk_without_room_are_answered_and_end_no_server(tmp_path, monkeypatch):
     reply = asyncio.run(serving._answered(None, b'{"id": ' + b"[" * 100_000))
     assert reply["id"] is None and "recursion" in reply["error"]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    reply = asyncio.run(serving._answered(None, b'{"id": 5, "tool": "status"}'))
+    assert reply == {"id": 5, "error": "the command cannot be run (No such file or directory)"}
 
 
 def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):

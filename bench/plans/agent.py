@@ -209,9 +209,9 @@ class Agent:
             signals.check()
             if time.monotonic() - beat_s > BEAT_S:
                 beat_s = time.monotonic()
-                if not self.queue.keep(entry):
-                    break
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # a folder that does not answer for a moment ends no command
+                    if not self.queue.keep(entry):
+                        break
                     self._put_back_lost()
             time.sleep(TICK_S)
 

@@ -37,7 +37,7 @@ FOLDER = "queue"  # the name of the folder in a results folder
 LEASE_S = 120.0  # longer than an agent needs to end what it runs
 MAX_LOST = 3  # lost agents after which the command is assumed to end them
 RACE_WAITS_S = 3600.0  # how long a race waits for the machine that it began on
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of the disk, not of an entry
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of the disk, not of an entry
 STATES = ("waiting", "taken", "cancelled", "ended", "logs")
 
 

@@ -104,6 +104,8 @@ async def _serve(search: Search, socket: Path) -> None:
     mask = os.umask(0o177)
     try:
         server = await asyncio.start_unix_server(handle, socket, limit=MAX_LINE_BYTES)
+    except OSError as error:
+        raise ValueError(f"{socket}: cannot be made ({error.strerror}): give another --socket") from None
     finally:
         os.umask(mask)
     async with server:
@@ -129,6 +131,8 @@ async def _answered(search: Search, line: bytes) -> dict[str, Any]:
         json.dumps(message, ensure_ascii=False).encode()  # ValueError: half of a surrogate pair, which no file can hold
         request = msgspec.convert(message, Request)
         answer = await call(search, request.tool, msgspec.to_builtins(request))
+    except OSError as error:  # such as no space for the diff, or a longer note than a command takes
+        return {"id": number, "error": f"the command cannot be run ({error.strerror})"}
     except (ValueError, RecursionError) as error:  # also for a NUL, which cannot be passed to a command
         return {"id": number, "error": f'{error}: a request is a JSON object a line: {{"id": 1, "tool": "status"}}'}
     is_error = isinstance(answer, dict) and "error" in answer

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.base.paths import REPO, user_path, working_folder
+from bench.base.reading import plain_file
 from bench.config import overrides, user_code
 from bench.machine import git, sandbox
 from bench.plans.race import worktrees
@@ -146,7 +147,7 @@ def _arm_from_settings(settings: Sequence[str], champion: Arm) -> Arm:
 def _arm_from_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
     if path.stat().st_size > MAX_PATCH_BYTES:
         raise ValueError(f"{path.name}: a diff has at most {MAX_PATCH_BYTES:,} bytes: submit the folder")
-    patch = path.read_bytes()
+    patch = plain_file.content(path)
     program = program_of(champion)
     try:
         if program is None:
