@@ -206,6 +206,9 @@ def test_of_two_baselines_that_disagree_none_refuses_a_record(planted, capsys, n
 
 def test_the_pull_requests_script_decides_between_groups_of_logs_and_the_others_are_named(planted, capsys):
     folder = planted(CHANGED, folders=("one", "two"))  # names that do not say whose the logs are
+    (folder / "one").rename(folder / "one²")  # a digit that is no number
+    assert answers(folder, capsys)[2]["candidate"] == "two"
+    (folder / "one²").rename(folder / "one")
     _, _, report = answers(folder, capsys)
     why = "nothing but the order of the names, and --candidate one judges another."
     assert (report["candidate"], report["choice"]) == (

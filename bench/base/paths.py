@@ -58,7 +58,7 @@ def shown(path: str | Path) -> str:
     path = Path(path)
     real = os.path.join(os.path.realpath(path.parent), path.name)  # path and working folder may contain links
     way = os.path.relpath(real, os.path.realpath(working_folder()))
-    return real if way.split(os.sep)[0] in (os.curdir, os.pardir) else way
+    return real if way.startswith(("../", "-")) or way in (os.curdir, os.pardir) else way  # "-x" is an option
 
 
 def project_folder() -> Path:

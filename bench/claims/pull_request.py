@@ -72,7 +72,7 @@ def sides_of(
             "the code of the pull request's script": kind.code_key in own_keys,
             "its name": any(OWN.search(log.path) for log in sides[kind].logs),
             "its number of runs": len(sides[kind].logs),
-            "nothing but the order of the names": [(int(p), "") if p.isdigit() else (-1, p) for p in parts],
+            "nothing but the order of the names": [(int(p), "") if p.isdecimal() else (-1, p) for p in parts],
         }
 
     bases = [kind for kind in sides if not kind.given and (kind.is_base or sides[kind].known_as)]

@@ -86,8 +86,7 @@ def refuse_to_begin(ledger: Path, event: str, facts: Mapping[str, object]) -> No
 
 def _is_of_a_ledger(run_json: Path) -> bool:
     """Whether a run belongs to a ledger; imported logs do not."""
-    record = atomic.read_json(run_json)
-    return isinstance(record, dict) and record.get("provenance") != "imported"
+    return atomic.read_json(run_json, {"provenance": "imported"}).get("provenance") != "imported"
 
 
 def keep(results: Path, first: str | None, line: Mapping[str, Any]) -> None:

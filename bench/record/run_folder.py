@@ -130,8 +130,8 @@ def read_raw(folder: Path | str, checked: bool = True) -> Record:
     version = run.get("schema_version")
     if type(version) is not int or "run_id" not in run:
         raise ValueError(f"{path}: is not a run's record: it has no schema_version and run_id")
-    if version > SCHEMA_VERSION:
-        raise ValueError(f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}: update the harness")
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise ValueError(f"{path}: schema_version={version} is not 1 to {SCHEMA_VERSION}: update the harness")
     while version < SCHEMA_VERSION:
         run = UPGRADERS[version](run)
         assert run["schema_version"] == version + 1, f"UPGRADERS[{version}] left {run['schema_version']}"

@@ -178,11 +178,11 @@ def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
 def _below(folder: Path) -> list[Path]:
     """Returns the logs in and below a folder, sorted.  Raises ValueError if a folder cannot be read."""
 
-    def refuse(error: OSError) -> None:
-        raise ValueError(f"{error.filename}: cannot be read ({error.strerror})")
+    def refuse(path: str, why: str) -> None:
+        raise ValueError(f"{path}: cannot be read ({why})")
 
-    walked = sorted(os.walk(folder, onerror=refuse))
-    return [Path(parent, name) for parent, _, names in walked for name in sorted(names) if name.endswith(SUFFIXES)]
+    entries = (entry for entry in plain_file.entries_below(folder, refuse) if entry.name.endswith(SUFFIXES))
+    return sorted(Path(entry.path) for entry in entries if not entry.is_dir())
 
 
 def read_file(
