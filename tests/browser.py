@@ -57,6 +57,8 @@ def look_at(*paths):
             page.call("Emulation.setEmulatedMedia", media="print")
             cut = "[...document.querySelectorAll('td, pre')].filter(e => e.getBoundingClientRect().right > innerWidth)"
             assert page.js(f"{cut}.map(e => e.textContent)") == [], path
+            colours = "[...document.querySelectorAll('.swatch, .u-marker, .waterfall i')].map(e => getComputedStyle(e))"
+            assert page.js(f"{colours}.every(style => style.printColorAdjust === 'exact')"), path  # bars and legends
 
 
 class Browser:
@@ -102,11 +104,8 @@ class Browser:
         page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         page.theme(dark)
         page.call("Page.navigate", url=str(path) if "://" in str(path) else Path(path).resolve().as_uri())
-        self.wait_for(
-            lambda: any(
-                event["method"] == "Page.loadEventFired" and event.get("sessionId") == session for event in self._events
-            )
-        )
+        loaded = ("Page.loadEventFired", session)
+        self.wait_for(lambda: loaded in [(event["method"], event.get("sessionId")) for event in self._events])
         if AXE:
             for is_dark in (not dark, dark):
                 page.theme(is_dark)
@@ -189,15 +188,11 @@ class Page:
             self.call("Input.dispatchKeyEvent", type="keyUp", key=char)
 
     def press(self, key):
+        """Presses a key as a person does: Enter clicks the button or link that has the focus."""
+        code, text = {"Enter": (13, "\r"), " ": (32, " "), "ArrowRight": (39, "")}[key]
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
-
-    def press_key(self, key):
-        """Presses Enter or space as a person does: Enter clicks the button or link that has the focus."""
-        code = {"Enter": 13, " ": 32}[key]
-        event = {"key": key, "windowsVirtualKeyCode": code, "text": "\r" if key == "Enter" else key}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **event)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+            typed = text if kind == "keyDown" else ""
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text=typed)
 
     def until(self, expression, timeout_s=10):
         """Waits until a JavaScript expression holds.  Raises AssertionError if it never does."""
@@ -228,10 +223,8 @@ class Page:
                 continue
             kind, params = event["method"], event["params"]
             if kind == "Runtime.exceptionThrown":
-                texts.append(
-                    params["exceptionDetails"].get("exception", {}).get("description")
-                    or params["exceptionDetails"]["text"]
-                )
+                details = params["exceptionDetails"]
+                texts.append(details.get("exception", {}).get("description") or details["text"])
             elif kind == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
                 texts.append(" ".join(str(arg.get("value")) for arg in params["args"]))
             elif kind == "Log.entryAdded" and params["entry"]["level"] == "error":

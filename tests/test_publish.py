@@ -145,6 +145,8 @@ def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, res
     assert judge.main([*map(str, three(results)), "--claim", str(tmp_path / "claim")]) == 0
     readme = tmp_path / "claim" / "README.md"
     readme.write_text(readme.read_text().replace("(to be written)", "shorter sleeps"))
+    for name in markdown_blocks.FILES:
+        (house / name).unlink()  # a project of one's own need not have them
     assert publish.main([str(tmp_path / "claim")]) == 0
     folder = house / "results" / "published" / "claim"
     assert (folder / "README.md").read_text() == readme.read_text() and (folder / "claim.yaml").is_file()

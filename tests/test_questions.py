@@ -130,7 +130,7 @@ def test_time_to_a_target_is_the_answer_on_time_where_both_reach_it():
     missed = ask("time_to_target", b_times_s=SLOW, b_losses=[4.6, 4.61, 4.59, 4.6, 4.62])
     assert (missed["kind"], missed["verdict"]) == ("ms_per_step", "inconclusive")
     assert missed["answers"]["time"]["verdict"] == "slower"
-    assert missed["words"].startswith("no time to a target: compared is ms per step at equal steps")
+    assert missed["words"].startswith("no time to a target: it compares ms per step at equal steps")
 
 
 def row(num_steps, val_loss=4.0, **changes):

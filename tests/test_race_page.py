@@ -93,7 +93,7 @@ def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
     assert [line["y"] for line in times["series"]][:2] == expected
     cli.main([str(race)])
     html = (race / "race.html").read_text()
-    order = ("B is slower by 5 %", "<dt>A</dt>", "what differs (1 of config)", "<svg", "+4.00 to +6.00 %", "data-chart")
+    order = ("B is slower by 5 %", "<dt>A</dt>", "what differs (config: 1)", "<svg", "+4.00 to +6.00 %", "data-chart")
     order += ("an-excluded-run", "<summary>plan.json")
     assert sorted(order, key=html.index) == list(order)
     assert "Interim looks that were not planned: 1." in html

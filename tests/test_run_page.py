@@ -63,7 +63,7 @@ def test_the_stalls_of_an_imported_run_are_those_that_compare_counts(imported):
 def test_a_run_names_what_it_was_watched_for(results):
     folder = add(results, 3, costs={"stall": {"count": 0, "ms": 0.0}, "gc": {"count": 2, "ms": 1.5}})
     html = run_page.html(folder)
-    assert "Watched for and not seen: stall." in html
+    assert "None of these occurred: stall." in html
     assert "Not watched, so unknown: recompile, graph break, allocator retry" in html
     assert re.search(r"<td>gc</td><td class=\"number\">2</td><td class=\"number\">1.5</td>", html)
 
@@ -99,7 +99,7 @@ def test_a_killed_run_reads_well(results):
     failure |= {"hint": failures.HINTS["rank_killed"]}
     run = run_folder.read(add(results, 6, status="failed", validity="invalid", failure=failure))
     assert run_page.sentence(run) == (
-        "It ended with rank_killed at step 3: rank 0 was ended by SIGKILL. "
+        "It ended at step 3 (rank_killed): rank 0 was ended by SIGKILL. "
         "Hint: look into the kernel log (dmesg): after its out-of-memory killer free memory or lower "
         "hardware.micro_batch_seqs; if it has no such line, somebody or the job's scheduler ended it: start it again."
     )

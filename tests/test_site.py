@@ -338,6 +338,7 @@ def many(results):
 
 
 FIRST = "document.querySelector('.tabulator-row [tabulator-field={}]').textContent"
+PAPER = "document.querySelector('.tabulator-print-table')"
 SHOWN = (
     "[...document.querySelectorAll('.tabulator-col')]"
     ".filter(e => e.offsetWidth).map(e => e.getAttribute('tabulator-field'))"
@@ -352,10 +353,11 @@ def test_at_1300_px_every_headline_number_is_in_sight_in_its_order(browser, many
     assert [field for field in fields if field] == [
         "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "device", "started_at", "run_id", "status",
     ]  # fmt: skip
-    right = page.js(
-        "Math.max(...[...document.querySelectorAll('.tabulator-cell')].map(e => e.getBoundingClientRect().right))"
-    )
-    assert right <= 1300 and page.js("document.documentElement.scrollWidth") == 1300
+    cells = "[...document.querySelectorAll('.tabulator-cell')].map(e => e.getBoundingClientRect().right)"
+    assert page.js(f"Math.max(...{cells})") <= 1300 and page.js("document.documentElement.scrollWidth") == 1300
+    page.js("dispatchEvent(new Event('beforeprint'))")  # the table on paper has all rows, and no HTML of a record
+    assert page.js(f"{PAPER}.querySelectorAll('tr').length") == 13 and "status" in page.js(f"{PAPER}.innerText")
+    assert page.js(f"{PAPER}.querySelectorAll('img, script').length") == 0
     assert page.errors == [] and page.js("document.title") == "Results"
 
 
@@ -382,7 +384,7 @@ def test_the_site_filters_sorts_and_sets_ticked_runs_side_by_side(browser, many)
     page.js("document.getElementById('column-seed').click()")
     page.js("document.querySelector('.tabulator-col[tabulator-field=seed]').focus()")
     for wanted in ("0", "11"):  # Enter sorts, and again turns round
-        page.press_key("Enter")
+        page.press("Enter")
         page.until(f"{FIRST.format('seed')} === '{wanted}'")
     page.click("[tabulator-field=train_s] input")
     page.type(">5.75")
@@ -443,9 +445,11 @@ def test_groups_show_mean_sd_and_n_and_open_by_keyboard(browser, results):
         page.js("document.querySelectorAll('.tabulator-row:not(.tabulator-group):not(.tabulator-calcs)').length") == 0
     )
     page.js("document.querySelector('.group button').focus()")
-    page.press_key("Enter")
+    page.press("Enter")
     page.until("document.querySelectorAll('.tabulator-row:not(.tabulator-group):not(.tabulator-calcs)').length === 4")
     page.until("document.querySelector('.group button').getAttribute('aria-expanded') === 'true'")
+    page.js("dispatchEvent(new Event('beforeprint'))")
+    assert "n = 3, 1 not counted" in page.js(f"{PAPER}.innerText")
     assert page.errors == []
 
 
@@ -478,7 +482,7 @@ def test_a_short_id_copies_the_whole(browser, many):
     page = browser.open(many, width=1300)
     page.js("document.addEventListener('copy', (event) => (window.copied = event.clipboardData.getData('text/plain')))")
     page.js("document.querySelector('[tabulator-field=run_id] .copy').focus()")
-    page.press_key("Enter")
+    page.press("Enter")
     assert page.js("window.copied") == "20261122T000011Z-gpt2-adamw-48623a63-s11"
     page.js("window.copied = null; window.ids = document.querySelectorAll('[tabulator-field=run_id] .id')")
     page.js("getSelection().selectAllChildren(window.ids[1])")

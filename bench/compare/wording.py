@@ -155,7 +155,7 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
     elif on == "steps_to_target":
         sentence = _sentence_of_steps(comparison, verdict)
     elif on == "time_to_target" and comparison["kind"] != "time_to_target" and comparison["comparable"]:
-        sentence = f"no time to a target: compared is {comparison['kind_words']}"
+        sentence = f"no time to a target: it compares {comparison['kind_words']}"
     else:
         sentence = _sentence_of_times(comparison, verdict)
     if effects.NOT_COUNTED in comparison["flags"]:

@@ -75,7 +75,7 @@ def check_names(cls: typing.Any, values: dict[str, typing.Any], path: str = "") 
         if key not in names:
             problem = f"unknown setting {path}{key}={values[key]}: "
             if user_code.is_import_path(str(values.get("name"))):
-                example = "a yaml of its own sets these alone, as the one that ./run.sh init writes (docs/own.md)"
+                example = "its yaml sets these and no others, as the one that ./run.sh init writes (docs/own.md)"
                 raise ValueError(f"{problem}{path}name={values['name']} takes {', '.join(names)}; {example}")
             raise ValueError(f"{problem}{path.rstrip('.') or 'the config'} has {', '.join(names)}")
 

@@ -264,7 +264,7 @@ def page_of(
         tag("thead", tag("tr", *(tag("th", head, scope="col") if head else tag("td") for head in heads))),
         tag("tbody", id="chosen"),
     )
-    search = tag("label", "Search ", tag("input", type="search", id="search", placeholder="part of an id, name, race"))
+    search = tag("label", "Search ", tag("input", type="search", id="search", placeholder="id, name or race"))
     add, clear = (tag("button", text, type="button", id=key) for text, key in (("Add", "add"), ("Clear", "clear")))
     body = [
         tag("p", tag("a", "All runs", href=back)) if back else "",

@@ -80,14 +80,14 @@ def _contents(files: Sequence[Path | str]) -> Iterator[tuple[Path, str]]:
 
     The tables of claims are excluded, because ./run.sh judge checks them.
     """
-    paths = [Path(file) for file in files]
+    paths, readmes = [Path(file) for file in files], list[Path]()
     if not paths:
         paths = [project_folder() / name for name in FILES]
         if project_folder() != REPO:  # a user's project need not have these files
             paths = [path for path in paths if path.exists()]
         readmes = sorted(published_root().glob("*/README.md"))
         paths += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
-    if not paths:
+    if not paths and not readmes:
         raise ValueError(f"{project_folder()}: there is no {' or '.join(FILES)}: name a Markdown file")
     for path in paths:
         yield path, plain_file.text(path)

@@ -167,8 +167,8 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
     caption = "What cost time in the timed region"
     parts: list[Block] = [Table(("what", "count", "cost, ms"), lines, caption=caption)] if lines else []
     quiet = [_kind(kind) for kind, cost in costs.items() if not cost["count"]]
-    until = "" if run["status"] == "complete" else " until it ended"
-    parts += [Lines([f"Watched for{until} and not seen: {', '.join(quiet)}."])] if quiet else []
+    until = "" if run["status"] == "complete" else " before it ended"
+    parts += [Lines([f"None of these occurred{until}: {', '.join(quiet)}."])] if quiet else []
     parts.append(Lines(list(_unwatched(run, costs)), is_soft=True))
     loud = [event for event in events if event["event"] not in QUIET_EVENTS]
     if loud:

@@ -149,7 +149,7 @@ def sentence(run: Record) -> str:
     if failure:
         where = "" if failure.get("step") is None else f" at step {failure['step']}"
         hint = (failure.get("hint") or "see the logs").rstrip(".")
-        return f"It ended with {failure['kind']}{where}: {str(failure['message']).rstrip('.')}. Hint: {hint}."
+        return f"It ended{where} ({failure['kind']}): {str(failure['message']).rstrip('.')}. Hint: {hint}."
     text = f"{score_text(run)} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         text += f" in {metrics['train_s']:.2f} s"

@@ -256,7 +256,7 @@ def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: 
     if not differing:
         return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
     kinds = Counter(difference["kind"] for difference in differing)
-    title = f"{name} against {baseline}: what differs ({', '.join(f'{num} of {kind}' for kind, num in kinds.items())})"
+    title = f"{name} against {baseline}: what differs ({', '.join(f'{kind}: {num}' for kind, num in kinds.items())})"
     rows = [[fact["kind"], code(fact["what"]), *_values(fact["a"], fact["b"])] for fact in differing]
     suffix = " differences: --json has all"
     listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, suffix)

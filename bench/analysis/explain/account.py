@@ -156,7 +156,7 @@ def _doubts(accounts: Accounts) -> Iterator[str]:
     world_size = max((rank.world_size or 0 for rank in ranks), default=0)
     if world_size > len(ranks) and any(parts.EXPOSED in account.pieces.by_part() for account in accounts.values()):
         given = f"the traces are of {len(ranks)} of {world_size} ranks"
-        yield f"{given}: what these waited for the others counts as exposed communication"
+        yield f"{given}: the time that these waited for the others counts as exposed communication"
     for rank in ranks:
         number, _, end_ns = accounts[rank.rank].pieces.steps[-1]
         yield from (f"rank {rank.rank}: {doubt}" for doubt in launches.doubts(rank, end_ns))

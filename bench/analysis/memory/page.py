@@ -229,7 +229,7 @@ def _fullness(full: dict[str, int]) -> Table:
     gaps = f"between used blocks, the largest {format_bytes(full['largest_gap'])}: only what fits can use them"
     rows = [
         ("used", full["used"], "asked for by tensors that are alive"),
-        ("rounding", full["rounding"], "lost inside of blocks, which come in sizes"),
+        ("rounding", full["rounding"], "lost inside blocks, which have fixed sizes"),
         ("waiting", full["waiting"], "freed, but another stream still uses it"),
         ("free, in gaps", full["in_gaps"], gaps),
         ("free, whole segments", full["free"] - full["in_gaps"], "torch.cuda.empty_cache() would free them"),

@@ -83,13 +83,13 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
             except ValueError as error:
                 raise ValueError(f"{argument}: {error}") from None
         elif ARM.fullmatch(name):  # else B.goal.num_steps=40 would be read as a setting of all arms
-            raise ValueError(f"{argument}: all settings of an arm go into one word: write {name}='{part}={value}'")
+            whole = " ".join([*(arms[name]["overrides"] if name in arms else ()), f"{part}={value}"])
+            raise ValueError(f"{argument}: all settings of an arm go into one word: write {name}='{whole}'")
         elif len(name) == 1 and not part:
             raise ValueError(f"{argument}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
         else:
             common.append(argument)
-    if unknown := pythons.keys() - arms.keys():
-        name = min(unknown)
+    for name in sorted(pythons.keys() - arms.keys()):
         raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]

@@ -176,7 +176,7 @@
     const box = (run) => {
       const tick = make("input", { type: "checkbox", checked: chosen.has(run.run_id) });
       tick.addEventListener("change", () => change(() => (tick.checked ? chosen.add(run.run_id) : chosen.delete(run.run_id))));
-      const facts = [run.arm && run.arm.slice(-18), run.status === "complete" ? run.metric + " " + known(run.score, 4) : run.status].filter(Boolean).join(", ");
+      const facts = [run.arm && run.arm.replace(/^.*Z-/, ""), run.status === "complete" ? run.metric + " " + known(run.score, 4) : run.status].filter(Boolean).join(", ");
       return make("li", {}, make("label", {}, tick, " ", make("code", { textContent: run.run_id }), make("span", { className: "soft", textContent: " " + facts })));
     };
     find("found").replaceChildren(...found.slice(0, MAX_LISTED).map(box));

@@ -60,8 +60,9 @@
   const isShown = (field) => !narrow.matches && state.cols.includes(field);
   const table = new Tabulator("#runs", {
     data: rows, index: "key", layout: "fitColumns", nestedFieldSeparator: false, maxHeight: Math.max(360, innerHeight * 0.72), selectableRows: "highlight", selectableRowsPersistence: true,
+    printAsHtml: true, printRowRange: "active", groupHeaderPrint: (...group) => groupHead(...group).outerHTML, // Tabulator sets it as HTML
     columns: [
-      { formatter: "rowSelection", headerSort: false, width: 44, minWidth: 44, hozAlign: "center", title: "tick" },
+      { formatter: "rowSelection", headerSort: false, width: 44, minWidth: 44, hozAlign: "center", title: "tick", print: false },
       { title: "runs", field: "short", formatter: card, visible: narrow.matches, headerSort: false, minWidth: 200, variableHeight: true },
       ...fields.map((field) => Object.assign(column(field), { visible: isShown(field) })),
     ],
