@@ -41,18 +41,14 @@ class CautiousAdam(torch.optim.Optimizer):
             alike: dict[tuple[torch.dtype, float], list[torch.Tensor]] = {}
             for tensor in group["params"]:
                 if tensor.grad is not None:
-                    state = self._state_of(tensor)
+                    state = self.state[tensor]
+                    if not state:
+                        state["step"] = torch.zeros(())
+                        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
                     state["step"] += 1
                     alike.setdefault((tensor.dtype, state["step"].item()), []).append(tensor)
             for (_, num_steps), tensors in alike.items():
                 self._move(tensors, group, num_steps)
-
-    def _state_of(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.state[tensor]
-        if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
-        return state
 
     def _move(self, tensors: list[torch.Tensor], group: dict[str, Any], num_steps: float) -> None:
         means, squares = ([self.state[tensor][name] for tensor in tensors] for name in ("exp_avg", "exp_avg_sq"))

@@ -244,15 +244,11 @@ class Muon(torch.optim.Optimizer):
         mine = torch.zeros_like(shares[0])
         for slot, update in zip(_split(mine, sizes[self.rank]), updates, strict=True):
             slot.copy_(update.flatten())
-        gather_into_one(shares.view(torch.uint8), mine.view(torch.uint8))  # as bytes, which every backend gathers
+        # into one tensor, without the copies that a list would need, and as bytes, which every backend gathers
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+        gather(shares.view(torch.uint8).flatten(), mine.view(torch.uint8).flatten())
         flat = [slot for share, share_sizes in zip(shares, sizes) for slot in _split(share, share_sizes)]
         return [slot.view_as(matrices[index]) for index, slot in zip(self.order, flat, strict=True)]
-
-
-def gather_into_one(everyone: torch.Tensor, mine: torch.Tensor) -> None:
-    """Gathers every rank's tensor mine, in order of ranks, into everyone, without the copies that a list would need."""
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
-    gather(everyone.flatten(), mine.flatten())
 
 
 def _split(flat: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:

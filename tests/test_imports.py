@@ -61,22 +61,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_276,
-    "config": 3_151,
-    "machine": 4_384,
-    "data": 1_763,
-    "record": 7_331,
+    "base": 2_273,
+    "config": 3_133,
+    "machine": 4_367,
+    "data": 1_757,
+    "record": 7_312,
     "web": 1_202,
-    "analysis": 8_335,
+    "analysis": 8_268,
     "training": 8_770,
     "compare": 3_287,
-    "launch": 7_056,
-    "report": 4_236,
+    "launch": 7_034,
+    "report": 4_225,
     "plans": 8_948,
-    "claims": 3_102,
+    "claims": 3_087,
     "api": 1_348,
-    "cli": 4_342,
-    "models": 3_472,
+    "cli": 4_315,
+    "models": 3_464,
     "tests": 54_095,
 }
 SLACK = 250

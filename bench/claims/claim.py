@@ -198,16 +198,14 @@ class Claim:
     def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:
         """Returns whether a plan excludes this run of the claim's config and code from the claim."""
         claimed = [entry for entry in self.races if entry.race_id == race.get("race_id")]
-        if not claimed:
-            return self._is_baseline(race) if race else bool(self.races)
+        if not claimed and not race:
+            return bool(self.races)
+        if not claimed:  # the baseline in the plan of another race is no part of it
+            lines = self.ledger.race_lines(race["race_id"])
+            return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in lines)
         if race.get("arm") not in {entry.arm for entry in claimed}:
             return True
         return any(name in entry.state.interrupted(race["arm"]) for entry in claimed if entry.state)  # was repeated
-
-    def _is_baseline(self, race: Mapping[str, Any]) -> bool:
-        """Returns whether the arm is the baseline in the ledger's plan of another race."""
-        lines = self.ledger.race_lines(race["race_id"])
-        return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in lines)
 
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict[str, Any] | None:
         """Returns "code" of the first of these runs whose record has this source_sha256, or None."""

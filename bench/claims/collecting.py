@@ -81,7 +81,11 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
     with _alone(into):
         is_more_beside = _has_news(place, into)
         collected = _collect(place, into, without)
-        _take_sweeps(place, into, collected)
+        # a sweep on several machines becomes one here, with a file of points for each place
+        mark = hashlib.sha256(str(place.folder.resolve() if place.folder else place).encode()).hexdigest()[:8]
+        for sweep_id in filter(race_folder.NAME.fullmatch, place.names(sweep.FOLDER)):
+            with _refusing(collected, where := f"{sweep.FOLDER}/{sweep_id}"):
+                collected.num_sweeps += _take_sweep(place, into / where, where, f"points.{mark}.jsonl")
         for name in collected.names:
             if name in collected.new_names or is_more_beside:
                 _take_beside(place, into, name)
@@ -306,17 +310,6 @@ def _take_beside(place: Place, into: Path, name: str) -> None:
             with contextlib.suppress(ValueError):
                 json_file.parsed(content, file, kind)
                 atomic.write_bytes(into / name / file, content)
-
-
-def _take_sweeps(place: Place, into: Path, collected: Collected) -> None:
-    """Copies the place's sweeps: their requests, and which of the runs here belong to them.
-
-    A sweep on several machines becomes one here, with a file of points for each place.
-    """
-    mark = hashlib.sha256(str(place.folder.resolve() if place.folder else place).encode()).hexdigest()[:8]
-    for sweep_id in filter(race_folder.NAME.fullmatch, place.names(sweep.FOLDER)):
-        with _refusing(collected, where := f"{sweep.FOLDER}/{sweep_id}"):
-            collected.num_sweeps += _take_sweep(place, into / where, where, f"points.{mark}.jsonl")
 
 
 def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:

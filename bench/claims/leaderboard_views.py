@@ -32,7 +32,18 @@ def text(folders: Iterable[str] = (), is_md: bool = True, on_error: Callable[[st
     """Returns the leaderboard of these folders (default: results/), in Markdown or for a terminal."""
     paths = [named.folder(name) for name in folders] or [results_root()]
     runs = list(store.read_rows([path for path in paths if path.is_dir()], on_error))
-    return texts(_sections(leaderboard.boards(runs, paths)), is_md) or why_empty([row for _, row in runs], paths)
+    if board := texts(_sections(leaderboard.boards(runs, paths)), is_md):
+        return board
+    where = ", ".join(f"{shown(path)}/" for path in paths)
+    published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
+    if not runs:
+        return f"no runs in {where} yet; {published}"
+    known_tracks, counts = set(groups.choices("track")), collections.Counter[str]()
+    for _, row in runs:
+        why = f"on {row['track']}, which has no target" if eligibility.is_complete(row) else NO_LOSS
+        counts[leaderboard.why_excluded(row, known_tracks) or why] += 1
+    whys = "; ".join(f"{count} {why}" for why, count in counts.most_common())
+    return f"{where}: {text_table.counted(len(runs), 'run')}, none of them counts: {whys}; {published}"
 
 
 def standing(runs: Sequence[tuple[str, Row]], paths: Iterable[Path]) -> Standing:
@@ -162,17 +173,3 @@ def _who(results: Path) -> str | None:
     """Returns the author from the line "By: ..." of the README beside the ledger, or None."""
     match = BY.search(plain_file.text_or_empty(results / "README.md"))
     return match and match[1].strip()[:100]
-
-
-def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
-    """Returns a sentence on why none of these runs, found in these folders, is on the leaderboard."""
-    where = ", ".join(f"{shown(path)}/" for path in paths)
-    published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
-    if not rows:
-        return f"no runs in {where} yet; {published}"
-    known_tracks, counts = set(groups.choices("track")), collections.Counter[str]()
-    for row in rows:
-        why = f"on {row['track']}, which has no target" if eligibility.is_complete(row) else NO_LOSS
-        counts[leaderboard.why_excluded(row, known_tracks) or why] += 1
-    whys = "; ".join(f"{count} {why}" for why, count in counts.most_common())
-    return f"{where}: {text_table.counted(len(rows), 'run')}, none of them counts: {whys}; {published}"

@@ -162,7 +162,10 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         gain, is_more = pull_requests.gain_of(pull), pull_requests.gain_of(pull).startswith("-")
         way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
         subject += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
-    notes = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
+    options = some([shlex.join(["--script", script]) for script in pull.scripts], 6, " or ")
+    about = f"The logs of {pull.candidate.name} embed no code, and {len(pull.scripts)} scripts lie beside them"
+    which = f"{about}: {options} names the one that made them." if pull.scripts else ""
+    notes = [sentence for sentence in (pull.choice, which, _unproven(pull)) if sentence]
     if time.get("drift_pct") and time["ci95_pct"]:
         notes.append(f"The runs were not interleaved: {time['drift_pct']:.2g} % is added to the interval of time.")
     if names[FAIL]:
@@ -171,12 +174,6 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         return Verdict(f"{subject}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", notes=notes)
     undecided = f"; a reader must decide: {', '.join(names[READER])}" if names[READER] else ""
     return Verdict(f"{subject}: the rules that logs can answer are met{undecided}", "meets_the_rules", notes=notes)
-
-
-def _which_script(pull: PullRequest) -> str:
-    options = some([shlex.join(["--script", script]) for script in pull.scripts], 6, " or ")
-    about = f"The logs of {pull.candidate.name} embed no code, and {len(pull.scripts)} scripts lie beside them"
-    return f"{about}: {options} names the one that made them." if pull.scripts else ""
 
 
 def _unproven(pull: PullRequest) -> str:

@@ -64,7 +64,9 @@ class _Search:
         effect = None
         if len(ended.commits) == 1:
             (commit,) = ended.commits
-            effect = self._effect(commit, whole)
+            if (before := bisect.parent(self._repo, commit)) is not None:
+                is_raced = (self._known(before), self._known(commit)) == (bisect.GOOD, bisect.BAD)
+                effect = whole if is_raced else self._change(before, commit, self._n)
             subject = bisect.subject(self._repo, commit)
             message = f"{commit[:12]} {subject}: {effect or 'cannot be compared'} against its parent"
             say("found", message, always=True)
@@ -73,15 +75,6 @@ class _Search:
                 say("left", f"{commit[:12]} {bisect.subject(self._repo, commit)}", always=True)
             say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
         return self._json(whole, ended.commits, ended.outcome_by_commit, effect)
-
-    def _effect(self, commit: str, whole: bisect.Change) -> bisect.Change | None:
-        """Returns the change from the commit's parent; None if it has none, or the two cannot be compared."""
-        before = bisect.parent(self._repo, commit)
-        if before is None:
-            return None
-        if (self._known(before), self._known(commit)) == (bisect.GOOD, bisect.BAD):  # that race has been run already
-            return whole
-        return self._change(before, commit, self._n)
 
     def _ask(self, commit: str) -> str:
         same = self._known(commit)

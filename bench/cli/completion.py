@@ -4,7 +4,6 @@ Completes commands, their options, settings with their values, and ids of runs a
 pressed: the shell asks the program with --line.
 """
 
-import argparse
 import os
 import re
 from collections.abc import Iterator
@@ -73,8 +72,9 @@ def candidates(line: str) -> list[str]:
     if verb not in VERBS:
         return []
     parser = module_of(verb)._parser()
-    if choices := _choices(parser, before[-1]):
-        candidates = set(choices)
+    action = parser._option_string_actions.get(before[-1])
+    if action and action.nargs != 0 and action.choices:
+        candidates = set(map(str, action.choices))
     elif word.startswith("-"):
         candidates = {option for action in parser._actions for option in action.option_strings}
     else:
@@ -85,12 +85,6 @@ def candidates(line: str) -> list[str]:
         arm = match[0] if (match := ARM.match(word)) else ""
         candidates |= {arm + setting for setting in _settings(word.removeprefix(arm))}
     return sorted(name for name in candidates if name.startswith(word))
-
-
-def _choices(parser: argparse.ArgumentParser, option: str) -> list[str]:
-    """Returns the values that an option accepts; [] if it accepts any value, or is not an option."""
-    action = parser._option_string_actions.get(option)
-    return [str(choice) for choice in action.choices or ()] if action and action.nargs != 0 else []
 
 
 def _settings(word: str) -> Iterator[str]:

@@ -47,7 +47,12 @@ def main(argv: list[str]) -> int:
         elif len(names) != 1:
             raise ValueError(f"{' '.join([args.verb, *names])}: name one of {', '.join(choices)}")
         else:
-            output = _got(names[0], overrides, args.verb == "fetch")
+            name, fetch = names[0], args.verb == "fetch"
+            data = data_config(name, overrides)
+            if data.source == "hub" and not fetch:
+                remedy = f"use ./run.sh data fetch {name}"
+                raise ValueError(f"data make {name}: these data are downloaded, not made: {remedy}")
+            output = _facts(name, datasets.prepare(data, fetch=fetch, say=_say))
             text = _lines(output)
     except ValueError as error:
         print(f"data: {error}", file=sys.stderr)
@@ -81,13 +86,6 @@ def _parser() -> arguments.Parser:
         child.add_argument("arguments", nargs="*", metavar="NAME or data.KEY=VALUE")
         child.flag("--json", help="print JSON, for programs")
     return parser
-
-
-def _got(name: str, overrides: Sequence[str], fetch: bool) -> Facts:
-    data = data_config(name, overrides)
-    if data.source == "hub" and not fetch:
-        raise ValueError(f"data make {name}: these data are downloaded, not made: use ./run.sh data fetch {name}")
-    return _facts(name, datasets.prepare(data, fetch=fetch, say=_say))
 
 
 def _shown(name: str, overrides: Sequence[str]) -> Facts:

@@ -5,6 +5,7 @@ torch.cuda.memory._dump_snapshot and by the instrument memory_history; for a run
 The pickle is read as data and never executed.
 """
 
+import itertools
 import json
 from pathlib import Path
 
@@ -18,7 +19,13 @@ from bench.record import named
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 usage error."""
     args = _parser().parse_args(argv)
-    paths = [path for name in args.snapshot for path in _snapshots(name)]
+    paths: list[Path] = []
+    for name in args.snapshot:
+        found = [[path] if path.is_file() else pickles.in_folder(path) for path in named.find([name])[0].holders]
+        if not any(found):
+            remedy = "record one with instruments=[regions,memory_history], on a GPU"
+            raise ValueError(f"{name}: it holds no memory snapshot; {remedy}")
+        paths += itertools.chain(*found)
     if args.out and len(paths) > 1:
         raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")
     if args.out and args.json:
@@ -34,17 +41,6 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(json.dumps(summaries, indent=1))
     return 0
-
-
-def _snapshots(name: str) -> list[Path]:
-    """Returns the paths of a file's, or of runs' or folders' snapshots."""
-    paths = []
-    for path in named.find([name])[0].holders:
-        paths += [path] if path.is_file() else pickles.in_folder(path)
-    if not paths:
-        remedy = "record one with instruments=[regions,memory_history], on a GPU"
-        raise ValueError(f"{name}: it holds no memory snapshot; {remedy}")
-    return paths
 
 
 def _parser() -> arguments.Parser:

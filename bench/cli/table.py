@@ -27,7 +27,11 @@ ALONE = {  # {option: the options that have no effect beside it}
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 fine, 1 a table is stale, 2 usage error."""
-    args = _parser().parse_args(_joined(argv))
+    argv = list(argv)
+    while "--sort" in argv[:-1]:  # argparse would read -train_s in --sort -train_s as an option
+        index = argv.index("--sort")
+        argv[index : index + 2] = [f"--sort={argv[index + 1]}"]
+    args = _parser().parse_args(argv)
     if args.check is not None or args.write is not None:
         from bench.report import markdown_blocks
 
@@ -97,15 +101,6 @@ def _nothing(args: argparse.Namespace) -> str:
     hint = f"./run.sh table results/{PUBLISHED} shows the published ones"
     hint = "./run.sh compare and import read logs of other programs" if args.folder else hint
     return f"no runs in {where} yet: make one with ./run.sh run, or start with ./speedrun.sh; {hint}"
-
-
-def _joined(argv: list[str]) -> list[str]:
-    """Returns --sort -train_s as --sort=-train_s, because argparse would read -train_s as an option."""
-    argv = list(argv)
-    while "--sort" in argv[:-1]:
-        index = argv.index("--sort")
-        argv[index : index + 2] = [f"--sort={argv[index + 1]}"]
-    return argv
 
 
 def _parser() -> arguments.Parser:

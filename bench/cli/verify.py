@@ -38,26 +38,23 @@ def main(argv: list[str]) -> int:
 
 def checked(subject: str, rules: Rules, mark: str, verdict: str = "") -> str:
     """Returns the verdict, what was checked and how many rules passed; then each rule, failed ones first."""
-    head = mark, f"{verdict}{escape.line(subject)}: {_count(rules)}"
+    num_failed = sum(rule["passed"] is False for rule in rules)
+    num_open = sum(rule["passed"] is None for rule in rules)
+    num_unknown = sum(not rule.get("known", True) for rule in rules)
+    if num_failed:
+        count = f"{num_failed} of {counted(len(rules), 'rule')} failed"
+    elif num_open:
+        count = f"{counted(len(rules) - num_open, 'rule')} passed, {num_open - num_unknown} not applicable"
+    else:
+        count = f"all {counted(len(rules), 'rule')} passed"
+    if num_unknown and (num_failed or num_open):
+        count += f", {num_unknown} not known from a log"
+    head = mark, f"{verdict}{escape.line(subject)}: {count}"
     ordered = sorted(rules, key=lambda rule: rule["passed"] is not False)
     marks = (MARKS[rule["passed"]] if rule.get("known", True) else "?" for rule in ordered)
     return text_table.marked(
         [head, *((mark, f"{rule['rule']}: {rule['evidence']}") for mark, rule in zip(marks, ordered))]
     )
-
-
-def _count(rules: Rules) -> str:
-    """Returns a count such as "2 of 22 rules failed"."""
-    num_failed = sum(rule["passed"] is False for rule in rules)
-    num_open = sum(rule["passed"] is None for rule in rules)
-    num_unknown = sum(not rule.get("known", True) for rule in rules)
-    unknown = f", {num_unknown} not known from a log" * bool(num_unknown)
-    if num_failed:
-        return f"{num_failed} of {counted(len(rules), 'rule')} failed{unknown}"
-    if num_open:
-        passed = f"{counted(len(rules) - num_open, 'rule')} passed, {num_open - num_unknown} not applicable"
-        return passed + unknown
-    return f"all {counted(len(rules), 'rule')} passed"
 
 
 def _parser() -> arguments.Parser:

@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,7 +100,11 @@ def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machi
     typed_keys = {word.lstrip("+").partition("=")[0] for word in hydra_overrides}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in typed_keys]
     hydra_overrides = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *hydra_overrides]
-    with compose.refusals(arguments), _importable():
+    # for processes that a launcher starts, wherever they are, and for workers that run from a copy
+    python_path = os.pathsep.join(filter(None, [str(REPO), compose.OURS, os.environ.get("PYTHONPATH")]))
+    own = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}
+    with compose.refusals(arguments), variables(own), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="hydra_plugins")  # plugins of others may warn on a new Python
         config, _ = _checked(hydra_overrides, swept, machine)
         settings = config.hydra.launcher
         is_ours = settings._target_ == OUR_LAUNCHER
@@ -136,26 +140,21 @@ def show_cfg(arguments: list[str], part: str, machine: schema.Machine | None) ->
 def show_info(arguments: list[str], name: str) -> None:
     """Prints what Hydra knows about `name`, one of compose.INFO."""
     hydra_overrides, run_overrides = _split_one_run(arguments)
-    with compose.refusals(arguments), _logging_as_before():
-        compose.app().show_info(name, groups.config_name(), [*hydra_overrides, *compose.group_overrides(run_overrides)])
+    root = logging.getLogger()  # Hydra prints its information through it and sets it up for that
+    handlers, level = root.handlers[:], root.level
+    words = [*hydra_overrides, *compose.group_overrides(run_overrides)]
+    try:
+        with compose.refusals(arguments):
+            compose.app().show_info(name, groups.config_name(), words)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _split_one_run(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Returns (Hydra's overrides, those that every run of the sweep has)."""
     hydra_overrides = [word for word in arguments if overrides.is_hydra_override(word)]
     return hydra_overrides, [word for word in arguments if word not in hydra_overrides and overrides.plain(word)]
-
-
-@contextlib.contextmanager
-def _logging_as_before() -> Iterator[None]:
-    """Restores the root logger after the block: Hydra prints its information through it and sets it up for that."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
 
 
 def _checked(hydra_overrides: list[str], swept: list[str], machine: schema.Machine | None) -> tuple[Any, list[str]]:
@@ -169,16 +168,6 @@ def _checked(hydra_overrides: list[str], swept: list[str], machine: schema.Machi
     for word in [*stored, *swept] if is_basic else ():
         overrides.check_points(word, hydra.config_loader)
     return config, stored
-
-
-@contextlib.contextmanager
-def _importable() -> Iterator[None]:
-    """Lets processes that a launcher starts within the block import this program's modules, wherever they are."""
-    python_path = os.pathsep.join(filter(None, [str(REPO), compose.OURS, os.environ.get("PYTHONPATH")]))
-    own = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}  # CHECKOUT: for workers that run from a copy
-    with variables(own), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="hydra_plugins")  # plugins of others may warn on a new Python
-        yield
 
 
 def _app(machine: schema.Machine | None) -> Any:

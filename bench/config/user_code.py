@@ -184,7 +184,10 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
         path = _file(name)
         roots = [Root(Path(working_folder()))] + ([] if path is None else [Root(path.parent)])
         if path is None and not _files_of_module(name, roots):
-            roots = _installed(name)
+            top = name.partition(".")[0]
+            spec = importlib.util.find_spec(top)  # the first part alone, so that nothing is imported
+            folders = list(spec.submodule_search_locations or ()) if spec else []
+            roots = [Root(Path(folders[0]).parent, top)] if folders else []
         waiting = _files_of_module(name, roots) if path is None else [path]
         while waiting:
             file = waiting.pop()
@@ -229,13 +232,6 @@ class Root:
 
     folder: Path
     only: str | None = None
-
-
-def _installed(name: str) -> list[Root]:
-    top = name.partition(".")[0]
-    spec = importlib.util.find_spec(top)  # the first part alone, so that nothing is imported
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return [Root(Path(folders[0]).parent, top)] if folders else []
 
 
 def _files_of_module(name: str, roots: Iterable[Root]) -> list[Path]:

@@ -202,21 +202,18 @@ def steps_of_schedule(schedule: dict[str, Any]) -> dict[str, int]:
     return window if repeat == 1 else window | {"every_steps": wait + warmup + active, "repeat": repeat}
 
 
-def _check_clock(where: str, values: dict[str, Any]) -> None:
-    if values["first_s"] is None:
-        for key in ("active_s", "every_s"):
-            if values[key] is not None:
-                raise ValueError(f"{where}.{key}={values[key]}: a window by the clock has a beginning: set first_s too")
-    elif values["every_steps"] is not None:
-        raise ValueError(f"{where}.every_steps={values['every_steps']}: first_s is set: use every_s=SECONDS")
-
-
 def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
     """Returns the windows of the instrument trace: one, or those listed in its setting windows."""
     windows = []
     for where, values in entries("instruments.trace", settings, TRACE_FIELDS):
         check(where, values)
-        _check_clock(where, values)
+        if values["first_s"] is None:
+            for key in ("active_s", "every_s"):
+                if values[key] is not None:
+                    problem = "a window by the clock has a beginning: set first_s too"
+                    raise ValueError(f"{where}.{key}={values[key]}: {problem}")
+        elif values["every_steps"] is not None:
+            raise ValueError(f"{where}.every_steps={values['every_steps']}: first_s is set: use every_s=SECONDS")
         first_step, warmup_steps, every_steps = (values[key] for key in ("first_step", "warmup_steps", "every_steps"))
         if first_step <= warmup_steps:
             remedy = f"use first_step={warmup_steps + 1} or more, or fewer warmup_steps"

@@ -212,7 +212,11 @@ def _faults_of_optimizer(question: Mapping[str, Any]) -> list[str]:
     except TypeError:
         return [f"its build{inspect.signature(build)} does not take what a run gives it: make it {SIGNATURE}"]
     try:
-        model = _small_model(question)
+        heads = min(question["num_heads"], HEADS)
+        shape = {"vocab_size": VOCAB_SIZE, "seq_len": min(question["seq_len"], SEQ_LEN), "num_heads": heads}
+        shape |= {"num_layers": question["num_layers"], "width": question["width"] // question["num_heads"] * heads}
+        model = _loaded(question["arch"])(**shape, **(question["args"] or {}))
+        model.init_weights(torch.Generator().manual_seed(0))
     except Exception:
         return []
     try:
@@ -221,17 +225,6 @@ def _faults_of_optimizer(question: Mapping[str, Any]) -> list[str]:
         return _fault(error, "a step on random gradients fails")
     finally:
         torch.manual_seed(0)
-
-
-def _small_model(question: Mapping[str, Any]) -> Any:
-    import torch
-
-    heads = min(question["num_heads"], HEADS)
-    shape = {"vocab_size": VOCAB_SIZE, "seq_len": min(question["seq_len"], SEQ_LEN), "num_heads": heads}
-    shape |= {"num_layers": question["num_layers"], "width": question["width"] // question["num_heads"] * heads}
-    model = _loaded(question["arch"])(**shape, **(question["args"] or {}))
-    model.init_weights(torch.Generator().manual_seed(0))
-    return model
 
 
 def _faults_of_steps(config: optimizers.Config, model: Any, num_steps: int) -> list[str]:

@@ -70,7 +70,15 @@ class Progress:
 
     def read(self) -> list[str]:
         """Returns the lines that rank 0 printed since the last call; at first, those of earlier segments too."""
-        lines = self._new_lines()
+        try:
+            with plain_file.opened(self._folder / "logs" / "rank0.log") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except (OSError, Damaged):
+            return []
+        self._offset += len(new)
+        *whole, self._rest = (self._rest + new).split(b"\n")
+        lines = [line.decode(errors="replace").removesuffix("\r") for line in whole]
         matches = filter(None, map(VALIDATION.match, lines))
         self.validations += [(int(match[1]), float(match[2])) for match in matches]
         return lines
@@ -90,21 +98,15 @@ class Progress:
         if not self._blind:
             if (left_s := self._left_s()) is not None:
                 shown.append(f"{format_about_s(left_s)} to go")
-            shown += self._measured(progress)
-        elif (power_w := self._power_w()) is not None:
+            if "step_avg_ms" in progress:
+                shown.append(f"step_avg {progress['step_avg_ms']:.2f} ms")
+            if progress.get("tokens_per_s") is not None:  # a script has none
+                shown.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+            if progress.get("mfu") is not None:
+                shown.append(f"MFU {100 * progress['mfu']:.1f} %")
+        if (power_w := self._power_w()) is not None:
             shown.append(f"{power_w:,.0f} W")
         self._bars.draw("run", self.step, self._num_steps, ", ".join(shown))
-
-    def _measured(self, progress: Mapping[str, Any]) -> Iterator[str]:
-        if "step_avg_ms" in progress:
-            yield f"step_avg {progress['step_avg_ms']:.2f} ms"
-        if progress.get("tokens_per_s") is not None:  # a script has none
-            yield f"{progress['tokens_per_s']:,.0f} tokens/s"
-        if progress.get("mfu") is not None:
-            yield f"MFU {100 * progress['mfu']:.1f} %"
-        power_w = self._power_w()
-        if power_w is not None:
-            yield f"{power_w:,.0f} W"
 
     def _chosen(self, lines: list[str]) -> Iterator[str]:
         """Yields notes, and about NUM_LINES validations and as many steps; on a terminal all validations, no steps."""
@@ -137,17 +139,6 @@ class Progress:
         except (OSError, ValueError, KeyError, IndexError):
             return None
         return sum(watts) if watts else None
-
-    def _new_lines(self) -> list[str]:
-        try:
-            with plain_file.opened(self._folder / "logs" / "rank0.log") as file:
-                file.seek(self._offset)
-                new = file.read()
-        except (OSError, Damaged):
-            return []
-        self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        return [line.decode(errors="replace").removesuffix("\r") for line in lines]
 
 
 class Limits:

@@ -89,9 +89,24 @@ def is_copy(folder: Path) -> bool:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a copy still has the content that its name states."""
-    stored = _stored(folder)
-    return stored is not None and stored.name == folder.name
+    """Whether a copy can be read, and still has the content that its name states."""
+    files: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    try:
+        for parent, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            linked = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            folders[:] = [name for name in folders if name not in linked]
+            for name in (*names, *linked):
+                path = os.path.join(parent, name)
+                key = os.path.relpath(path, folder)
+                if os.path.islink(path):
+                    links[key] = os.readlink(path)
+                else:
+                    files[key] = Path(path).read_bytes()
+    except OSError:
+        return False
+    return Content(files, links).name == folder.name
 
 
 def content_of(repo: Path) -> Content:
@@ -180,27 +195,6 @@ def _root() -> Path:
         except OSError as error:
             reasons.append(f"{root}: {error.strerror}")
     raise ValueError(f"the code cannot be copied ({'; '.join(reasons)}): set XDG_CACHE_HOME to a folder of yours")
-
-
-def _stored(folder: Path) -> Content | None:
-    """Returns the current content of a copy, or None if it cannot be read."""
-    files: dict[str, bytes] = {}
-    links: dict[str, str] = {}
-    try:
-        for parent, folders, names in os.walk(folder):
-            folders[:] = [name for name in folders if name != "__pycache__"]
-            linked = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-            folders[:] = [name for name in folders if name not in linked]
-            for name in (*names, *linked):
-                path = os.path.join(parent, name)
-                key = os.path.relpath(path, folder)
-                if os.path.islink(path):
-                    links[key] = os.readlink(path)
-                else:
-                    files[key] = Path(path).read_bytes()
-    except OSError:
-        return None
-    return Content(files, links)
 
 
 def _make(root: Path, content: Content) -> None:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,15 @@ def normalised(source: bytes) -> bytes:
     4. Neighbouring texts of an f-string are joined, empty ones dropped: 3.11 and 3.12 split them differently.
     Python's recursion limit is lifted meanwhile, because what it leaves would depend on the caller's depth.
     """
+    limit = sys.getrecursionlimit()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" is a SyntaxWarning, which -W error turns into a SyntaxError
             tree = ast.parse(source)
-        with _any_depth():
-            return _text(tree).encode()
+        sys.setrecursionlimit(max(limit, MAX_DEPTH))
+        return _text(tree).encode()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return source
-
-
-@contextlib.contextmanager
-def _any_depth() -> Iterator[None]:
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, MAX_DEPTH))
-    try:
-        yield
     finally:
         sys.setrecursionlimit(limit)
 

@@ -33,8 +33,13 @@ class StandIn(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def _stand_in() -> StandIn:
-    """Returns what torch.optim, DistributedDataParallel, a process group's start and models/fp8.py call uncompiled."""
+def install() -> None:
+    """Installs the stand-in in this process, unless the real module is loaded already.
+
+    It has what torch.optim, DistributedDataParallel, a process group's start and models/fp8.py call uncompiled.
+    """
+    if NAME in sys.modules:
+        return
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         pass
@@ -43,7 +48,7 @@ def _stand_in() -> StandIn:
         fn._dynamo_marked_constant = True
         return fn
 
-    return StandIn(
+    sys.modules[NAME] = StandIn(
         NAME,
         disable=lambda fn, recursive=True, **kwargs: fn,
         graph_break=nothing,
@@ -52,14 +57,8 @@ def _stand_in() -> StandIn:
         trace_rules=StandIn(f"{NAME}.trace_rules", clear_lru_cache=nothing),
         waiting=[],
     )
-
-
-def install() -> None:
-    """Installs the stand-in in this process, unless the real module is loaded already."""
-    if NAME not in sys.modules:
-        sys.modules[NAME] = _stand_in()
-        if "torch" in sys.modules:
-            vars(sys.modules["torch"])["_dynamo"] = sys.modules[NAME]
+    if "torch" in sys.modules:
+        vars(sys.modules["torch"])["_dynamo"] = sys.modules[NAME]
 
 
 def is_imported() -> bool:

@@ -47,7 +47,11 @@ def lines_of(source: str) -> list[Line] | None:
     if not keeping:
         return None
     main, body = keeping[-1]
-    statements, definitions = list(_flat(body)), _definitions(tree)
+    statements = list(_flat(body))
+    definitions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = {}
+    for node in ast.walk(tree):  # methods of different classes are not distinguished
+        if isinstance(node, DEFINED):
+            definitions.setdefault(node.name, []).append(node)
     if body is not tree.body:  # the top level of the file runs before its main function
         statements = [*_flat(tree.body), *statements]
     phases = _phases(statements)
@@ -76,15 +80,6 @@ def newly_untimed(candidate: Sequence[Line], baseline: Sequence[Line]) -> list[t
 
 def _simple(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     return (node for node in statements if not hasattr(node, "body"))
-
-
-def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
-    """Returns {name: functions, methods and classes with it}; methods of different classes are not distinguished."""
-    definitions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, DEFINED):
-            definitions.setdefault(node.name, []).append(node)
-    return definitions
 
 
 def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINED) -> Iterator[ast.stmt]:

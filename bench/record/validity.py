@@ -91,7 +91,17 @@ def is_busy(run: Facts) -> bool:
 
 def contestant_doubts(run: Facts) -> list[str]:
     """Returns the referee's findings about the contestant that make a complete run suspect."""
-    return [*faults_of_run(run)[1], *_model_doubts(run)]
+    causal, evaluation = _checks(run)
+    start = (run.get("referee") or {}).get("causality", {}).get("start", {})
+    whys = {check["why"]: when for check, when in ((causal, "the run"), (start, "the warm-up")) if check.get("why")}
+    unchecked = "whether the model sees what it must predict could not be checked"
+    doubts = [f"{unchecked} at the end of {when}: {why}" for why, when in whys.items() if run.get("track") != "free"]
+    if evaluation.get("why"):
+        doubts.append(f"whether evaluation changes the model could not be checked: {evaluation['why']}")
+    if evaluation.get("changed"):
+        changed = ", ".join(evaluation["changed"])
+        doubts.append(f"evaluating the model changes state that outlives it: {changed}")
+    return [*faults_of_run(run)[1], *doubts]
 
 
 def referee_findings(run: Facts) -> list[str]:
@@ -132,19 +142,6 @@ def _faults_of_model(run: Facts) -> Iterator[str]:
         yield f"the loss of the same tokens was {numbers} (rounding: {evaluation['rounding_nats']:.1g})"
     if evaluation["trained"]:
         yield f"evaluating the model changes its weights or its optimizer: {', '.join(evaluation['trained'])}"
-
-
-def _model_doubts(run: Facts) -> Iterator[str]:
-    causal, evaluation = _checks(run)
-    start = (run.get("referee") or {}).get("causality", {}).get("start", {})
-    whys = {check["why"]: when for check, when in ((causal, "the run"), (start, "the warm-up")) if check.get("why")}
-    if run.get("track") != "free":
-        for why, when in whys.items():
-            yield f"whether the model sees what it must predict could not be checked at the end of {when}: {why}"
-    if evaluation.get("why"):
-        yield f"whether evaluation changes the model could not be checked: {evaluation['why']}"
-    if evaluation.get("changed"):
-        yield f"evaluating the model changes state that outlives it: {', '.join(evaluation['changed'])}"
 
 
 def _checks(run: Facts) -> tuple[Section, Section]:

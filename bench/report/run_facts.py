@@ -5,7 +5,7 @@ Costs of time that nothing watched for are listed as unknown.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -169,7 +169,11 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
     quiet = [_kind(kind) for kind, cost in costs.items() if not cost["count"]]
     until = "" if run["status"] == "complete" else " before it ended"
     parts += [Lines([f"None of these occurred{until}: {', '.join(quiet)}."])] if quiet else []
-    parts.append(Lines(list(_unwatched(run, costs)), is_soft=True))
+    missing = ["stall (too few timed steps)"] * ("stall" not in costs)
+    missing += [_kind(kind) for kind in stalls.WATCHED_BY if kind not in costs]
+    why = "a log does not say" if is_imported(run) else "no instrument recorded it to an end"
+    unwatched = [f"Not watched, so unknown: {', '.join(missing)} ({why})."] if missing else []
+    parts.append(Lines(unwatched, is_soft=True))
     loud = [event for event in events if event["event"] not in QUIET_EVENTS]
     if loud:
         facts = [[event["event"], event.get("step"), event.get("rank"), details(event)] for event in loud[:MAX_EVENTS]]
@@ -191,14 +195,6 @@ def costs_of(run: Record, rows: Sequence[StepRow]) -> dict[str, dict[str, Any]]:
         return kept
     timed = [row for row in rows if row["step"] and row.get("step_ms") is not None]
     return ({"stall": stalls.cost(timed)} if len(timed) >= stalls.MIN_STEPS else {}) | kept
-
-
-def _unwatched(run: Record, costs: Mapping[str, Any]) -> Iterator[str]:
-    missing = ["stall (too few timed steps)"] * ("stall" not in costs)
-    missing += [_kind(kind) for kind in stalls.WATCHED_BY if kind not in costs]
-    if missing:
-        why = "a log does not say" if is_imported(run) else "no instrument recorded it to an end"
-        yield f"Not watched, so unknown: {', '.join(missing)} ({why})."
 
 
 def _kind(kind: str) -> str:

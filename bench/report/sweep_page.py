@@ -4,7 +4,7 @@ One axis gives a line with its interval, two axes a heat map, and of several eac
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +128,15 @@ def document(folder: Path | str, at: Path | str | None = None, results: Results 
     best = sweep_results.best(results)
     means = [Columns(effects) for effects in [sweep_results.effects_table(results)] if effects]
     suspects = sweep_results.suspects(results)
+    facts: list[tuple[str, object]] = [
+        ("planned runs", results.num_points),
+        ("complete", results.num_complete),
+        ("failed, aborted or stopped", sum(row["status"] in sweep_results.LOST for row in results.rows)),
+        ("not run", len(results.not_run)),
+        ("wall time of complete runs", format_s(sum(row["wall_s"] or 0.0 for row in results.rows))),
+    ]
     blocks: list[Block] = [
-        Picture(tiles(_tiles(results))),
+        Picture(tiles(facts)),
         *([Lines([f"{suspects}."])] if suspects else []),
         *(Picture(drawn) for drawn in drawings(results)),
         Columns([Chart(spec) for spec in charts(results)]),
@@ -180,16 +187,6 @@ def _facts(results: Results) -> list[str]:
     tracks = ", ".join(sorted({str(row["track"]) for row in results.rows}))
     facts_shown = (f"track {tracks}" if tracks else "", state, budget, started, code(facts["sweep_id"]))
     return [fact for fact in facts_shown if fact]
-
-
-def _tiles(results: Results) -> Iterator[tuple[str, object]]:
-    spent_s = sum(row["wall_s"] or 0.0 for row in results.rows)
-    lost = sum(row["status"] in sweep_results.LOST for row in results.rows)
-    yield "planned runs", results.num_points
-    yield "complete", results.num_complete
-    yield "failed, aborted or stopped", lost
-    yield "not run", len(results.not_run)
-    yield "wall time of complete runs", format_s(spent_s)
 
 
 def _groups(results: Results) -> Table:

@@ -42,8 +42,11 @@ def diff_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = 
     there is no comparison, None if there is one.
     """
     own = _own_change(Path(a_folder), Path(b_folder))
-    if own and _same_but_own(a_folder, b_folder):
-        return _difference(own, "", None)
+    if own:  # perhaps only the user's files differ, according to the records
+        codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in (a_folder, b_folder)]
+        differing = code_state.differing_files(*codes) if all(codes) else None
+        if differing is not None and all(name.partition("/")[0] in WHOLE for name in differing):
+            return _difference(own, "", None)
     with tempfile.TemporaryDirectory(prefix="speedrun-code-") as scratch:
         try:
             ask = _git(repo, scratch)
@@ -81,13 +84,6 @@ def _whole_files(code: Path) -> dict[str, Path]:
     """Returns {"own/my_model.py": its path in the record} for the user's files."""
     paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file())
     return {path.relative_to(code).as_posix(): path for path in paths}
-
-
-def _same_but_own(*folders: Path | str) -> bool:
-    """Returns whether only the user's files differ according to the records; False if they do not tell."""
-    codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in folders]
-    differing = code_state.differing_files(*codes) if all(codes) else None
-    return differing is not None and all(name.partition("/")[0] in WHOLE for name in differing)
 
 
 def _counted(line: str) -> dict[str, Any]:
@@ -132,15 +128,11 @@ def _tree(ask: Callable[..., str], folder: Path) -> str:
             ask("apply", "--cached", "--whitespace=nowarn", "-", stdin=patch)
     except git.Failed:
         raise Unknown(f"the patch of {folder.name} does not fit its commit") from None
-    for name in untracked:
-        _add(ask, folder, name)
-    return ask("write-tree").strip()
-
-
-def _add(ask: Callable[..., str], folder: Path, name: object) -> None:
     root = (folder / "code" / "untracked").resolve()
-    path = (root / str(name)).resolve()
-    if not path.is_relative_to(root) or not path.is_file():
-        raise Unknown(f"{folder.name} does not hold its untracked source {name}")
-    blob = ask("hash-object", "-w", "--stdin", stdin=plain_file.content(path)).strip()
-    ask("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
+    for name in untracked:
+        path = (root / str(name)).resolve()
+        if not path.is_relative_to(root) or not path.is_file():
+            raise Unknown(f"{folder.name} does not hold its untracked source {name}")
+        blob = ask("hash-object", "-w", "--stdin", stdin=plain_file.content(path)).strip()
+        ask("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
+    return ask("write-tree").strip()

@@ -263,7 +263,12 @@ def event_costs(folder: Path | str, run: dict[str, Any], rows: list[dict[str, An
         late = skewed.get("own_ms") or skewed["step_ms"]
         costs["late_rank"] = {"count": late["num_late_steps"], "ms": late["late_ms_sum"]}
     costs["non_finite_loss"] = _worst_rank_cost("non_finite_loss", events)
-    return {"costs": costs, "skew": skewed, "events": _as_events(stalled, skewed, rows, events)}
+    at_ns = {row["step"]: row.get("t_ns") for row in rows}
+    new = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
+    if skewed and rows:
+        new.append({"t_ns": rows[-1].get("t_ns"), "event": "rank_skew", **(skewed.get("own_ms") or skewed["step_ms"])})
+    new = [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in new]
+    return {"costs": costs, "skew": skewed, "events": new}
 
 
 def _worst_rank_cost(kind: str, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -279,20 +284,6 @@ def _worst_rank_cost(kind: str, events: Sequence[dict[str, Any]]) -> dict[str, A
             by_rank[event.get("rank", 0)] = {"count": event["count"], "ms": event["ms"]}
     worst = max(by_rank.values(), key=lambda cost: (cost["ms"], cost["count"]), default={"count": 0, "ms": 0.0})
     return worst | ({"ms": None} if kind in NO_DURATION else {})
-
-
-def _as_events(
-    stalled: list[dict[str, Any]],
-    skewed: dict[str, Any] | None,
-    rows: list[dict[str, Any]],
-    events: Sequence[dict[str, Any]],
-) -> list[dict[str, Any]]:
-    """Returns the stalls as events at the time of their steps, then the skew as one at the time of the last step."""
-    at_ns = {row["step"]: row.get("t_ns") for row in rows}
-    new = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
-    if skewed and rows:
-        new.append({"t_ns": rows[-1].get("t_ns"), "event": "rank_skew", **(skewed.get("own_ms") or skewed["step_ms"])})
-    return [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in new]
 
 
 def _utc(t_ns: int | None, events: Sequence[dict[str, Any]]) -> str | None:

@@ -93,45 +93,36 @@ def _verdict(title: str, account: dict[str, Any]) -> Verdict:
     )
     step = f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(account['step_ms'])}"
     sentence = f"{step}, {limit} is roofline time, {unbound} is not modelled and {rest} is overhead."
-    return Verdict(sentence, "", notes=list(_critical(account)))
-
-
-def _critical(account: dict[str, Any]) -> Iterator[str]:
-    """Yields what holds up much of the step besides the device's own work: its host, or another rank."""
-    host, step_ms = account["waits_for_host"], account["step_ms"]
+    notes, host, step_ms = [], account["waits_for_host"], account["step_ms"]
     if host and host["ms"] >= MIN_HELD_FRAC * step_ms:
         critical = "The host is the critical path: the" if 2 * host["ms"] > step_ms else "The"
         longest = ", ".join(f"{short(line['what'])} {_ms(line['ms'])}" for line in host["most"])
         waits = f"{critical} device waits {_ms(host['ms'])} of {_ms(step_ms)} ms for its host"
-        yield f"{waits}. The longest waits: {longest}. What may help: {ranking.ADVICE[host['part']]}."
+        notes.append(f"{waits}. The longest waits: {longest}. What may help: {ranking.ADVICE[host['part']]}.")
     for line in account["lateness"][:1]:
         if line["wait_ms"] >= MIN_HELD_FRAC * step_ms:
-            yield f"Rank {line['rank']} is late: the others wait {_ms(line['wait_ms'])} of {_ms(step_ms)} ms for it."
+            late = f"Rank {line['rank']} is late: the others wait"
+            notes.append(f"{late} {_ms(line['wait_ms'])} of {_ms(step_ms)} ms for it.")
+    return Verdict(sentence, "", notes=notes)
 
 
 def _account(account: dict[str, Any]) -> list[Block]:
+    ranks = f", mean of {len(account['ranks'])} ranks" if len(account["ranks"]) > 1 else ""
+    steps = text_table.counted(account["num_steps"], "step")
+    about = f"mean of {steps}{ranks}, by {MEASURED_BY[account['of']]}"
+    first = next(iter(account["ranks"].values()))
+    device = f"; {plain(first['device'])}" if first["device"] else ""
+    limit = [f"Outside these steps, {_outside(line)}." for line in account.get("outside", ())[:MAX_OUTSIDE]]
+    limit.append(f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}.")
+    limit += [f"Not modelled: {account['missing']}."] if account["missing"] else []
     return [
         Bullets(account["doubts"]),
-        Waterfall("One step, ms:", _about(account), _bars(account), KINDS),
-        Lines(list(_limit(account)), is_soft=True),
+        Waterfall("One step, ms:", about, _bars(account), KINDS),
+        Lines(limit, is_soft=True),
         *_next(account),
         Section("Who delays whom, ms a step", list(_lateness(account))),
         *_tables(account),
     ]
-
-
-def _about(account: dict[str, Any]) -> str:
-    ranks = f", mean of {len(account['ranks'])} ranks" if len(account["ranks"]) > 1 else ""
-    return f"mean of {text_table.counted(account['num_steps'], 'step')}{ranks}, by {MEASURED_BY[account['of']]}"
-
-
-def _limit(account: dict[str, Any]) -> Iterator[str]:
-    first = next(iter(account["ranks"].values()))
-    device = f"; {plain(first['device'])}" if first["device"] else ""
-    yield from (f"Outside these steps, {_outside(line)}." for line in account.get("outside", ())[:MAX_OUTSIDE])
-    yield f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}."
-    if account["missing"]:
-        yield f"Not modelled: {account['missing']}."
 
 
 def _bars(account: dict[str, Any]) -> list[Bar]:
@@ -232,12 +223,18 @@ def _tables(account: dict[str, Any]) -> list[Block]:
 def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     a_ms, b_ms, pct = difference["a"]["step_ms"], difference["b"]["step_ms"], difference["change_pct"]
     change = f"{difference['change_ms']:+.3f} ms" + ("" if pct is None else f", {pct:+.1f} %")
-    doubt = []
+    notes = []
     if (race_ms := difference.get("race_step_ms")) and (race_ms[1] - race_ms[0]) * difference["change_ms"] < 0:
         measured = f"a step of {format_ms(race_ms[0])} in A and of {format_ms(race_ms[1])} in B"
-        doubt = [f"The means of the race differ the other way, {measured}, so its looks do not explain it."]
+        notes = [f"The means of the race differ the other way, {measured}, so its looks do not explain it."]
     steps = f"a step takes {format_ms(a_ms)} in A and {format_ms(b_ms)} in B: {change}"
-    return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", notes=[*doubt, *_causes(difference)])
+    seen = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
+    for name, other in ("ba", "ab"):
+        for line in difference["outside"][name][:1]:
+            if line["part"] == parts.COMPILATION and line["what"] not in seen[other]:
+                notes.append(f"only {name.upper()}, outside these steps: {_outside(line)}")
+    notes += [f"{line['change_ms']:+.3f} ms {evidence(line)}" for line in _largest(difference)[:NUM_CAUSES]]
+    return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", notes=notes)
 
 
 def difference_blocks(difference: dict[str, Any]) -> list[Block]:
@@ -259,17 +256,6 @@ def _largest(difference: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the lines that changed in the direction of the whole step, the largest change first."""
     sign = 1 if difference["change_ms"] >= 0 else -1
     return [line for line in difference["lines"] if sign * line["change_ms"] > 0]
-
-
-def _causes(difference: dict[str, Any]) -> Iterator[str]:
-    """Yields what changed most: compilations outside the steps that only one side had, then lines of the difference."""
-    seen = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
-    for name, other in ("ba", "ab"):
-        for line in difference["outside"][name][:1]:
-            if line["part"] == parts.COMPILATION and line["what"] not in seen[other]:
-                yield f"only {name.upper()}, outside these steps: {_outside(line)}"
-    for line in _largest(difference)[:NUM_CAUSES]:
-        yield f"{line['change_ms']:+.3f} ms {evidence(line)}"
 
 
 def _outside(line: Mapping[str, Any]) -> str:

@@ -58,8 +58,12 @@ class Graph:
         self.is_end: set[int] = set()
         self.devices = {rank.rank: self._device(rank, spans[rank.rank][1]) for rank in ranks}
         self._meet([rank.rank for rank in ranks], collectives)
-        for node in range(len(self.needs)):
-            self._settle(node)
+        at_ns = self.at_ns
+        for node, needs in enumerate(self.needs):
+            if needs:  # the one that was met last comes first, with the delay that it then had
+                latest = max(needs, key=lambda need: at_ns[need[0]] + need[1])
+                needs.remove(latest)
+                needs.insert(0, self._after(latest[0], at_ns[node]))
         self.order = self._sorted()
 
     def _node(self, at_ns: int, needs: Needs | None = None) -> int:
@@ -70,13 +74,6 @@ class Graph:
     def _after(self, node: int, at_ns: int) -> tuple[int, int]:
         """Returns a need of node with the delay that puts the moment where it was, at at_ns."""
         return node, at_ns - self.at_ns[node]
-
-    def _settle(self, node: int) -> None:
-        needs, at_ns = self.needs[node], self.at_ns
-        if needs:
-            latest = max(needs, key=lambda need: at_ns[need[0]] + need[1])
-            needs.remove(latest)
-            needs.insert(0, self._after(latest[0], at_ns[node]))
 
     def _device(self, rank: Rank, until_ns: int) -> _Device:
         device, rows = _Device(), rank.device_rows()

@@ -74,7 +74,8 @@ def tensors(shapes: list[Any] | None, types: list[Any] | None, kernel: str | Non
         if _is_shape(dims) and (dims or element_bytes):  # without axes: a tensor of one element, if typed
             args.append(Tensor(dims, element_bytes, False))
         elif isinstance(dims, list):
-            in_kernel = _element_bytes(kernel)
+            match = ELEMENT.search(kernel or "")
+            in_kernel = None if match is None else int(match[1]) if match[1] else KERNEL_BYTES.get(match[2], 2)
             args += [Tensor(sizes, in_kernel, True) for sizes in dims if sizes and _is_shape(sizes)]
     return args
 
@@ -83,28 +84,19 @@ def _is_shape(dims: object) -> bool:
     return isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims)
 
 
-def _element_bytes(kernel: str | None) -> int | None:
-    match = ELEMENT.search(kernel or "")
-    return None if match is None else int(match[1]) if match[1] else KERNEL_BYTES.get(match[2], 2)
-
-
-def _broadcast(shapes: list[list[int]]) -> list[int] | None:
-    """Returns the broadcast shape, None if the shapes do not fit."""
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
-    common = [max(sizes) for sizes in zip(*padded)]
-    return common if all(size in (1, common[axis]) for dims in padded for axis, size in enumerate(dims)) else None
-
-
 def _pointwise(op: str, args: list[Tensor]) -> int | None:
     """Counts each argument and a result of the broadcast shape and of the widest type among arguments with axes."""
-    shape = _broadcast([tensor.dims for tensor in args])
+    rank = max(len(tensor.dims) for tensor in args)
+    padded = [[1] * (rank - len(tensor.dims)) + tensor.dims for tensor in args]
+    shape = [max(sizes) for sizes in zip(*padded)]
+    if not all(size in (1, shape[axis]) for dims in padded for axis, size in enumerate(dims)):
+        return None
     element_bytes = (
         1
         if COMPARISONS.match(op)
         else max((tensor.element_bytes or 0 for tensor in args if tensor.dims), default=args[0].element_bytes or 0)
     )
-    return None if shape is None else _all(op, args) + element_bytes * math.prod(shape)
+    return _all(op, args) + element_bytes * math.prod(shape)
 
 
 def _all(op: str, args: list[Tensor]) -> int:

@@ -80,9 +80,18 @@ def from_snapshot(snapshot: dict[str, Any], device: int) -> Lives:
     lives = Lives(device, len(entries), [entry["time_us"] for entry in entries] if has_times else None)
     lives.marks_us = _marks(about(snapshot).get("marks")) if has_times else []
     alive = _walk(entries, lives)
-    blocks, reserved = _final(snapshot, device)
+    blocks: dict[int, tuple[int, list[dict[str, Any]] | None]] = {}  # alive at the end, by address: (bytes, stack)
+    segments = segments_of(snapshot, device)
+    for segment in segments:
+        address = segment.get("address") or 0
+        for block in segment["blocks"]:
+            if block["state"] in ALIVE:
+                size = block.get("requested_size", block["size"])
+                blocks[block.get("address", address)] = (size, block.get("frames") or None)
+            address += block["size"]
     lives.all += [Life(size, BEFORE_ALL, None, frames) for at, (size, frames) in blocks.items() if at not in alive]
     lives.all += alive.values()
+    reserved = sum(segment["total_size"] for segment in segments)
     lives.reserved_initial = reserved - sum(change for _, change in lives.reserved_changes)
     lives.final_bytes = sum(size for size, _ in blocks.values()) if snapshot["segments"] else None
     return lives
@@ -109,19 +118,6 @@ def devices(snapshot: dict[str, Any]) -> list[int]:
 def segments_of(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
     """Returns the segments of one device."""
     return [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
-
-
-def _final(snapshot: dict[str, Any], device: int) -> tuple[dict[int, tuple[int, list[dict[str, Any]] | None]], int]:
-    """Returns ({address: (requested bytes, stack or None)} of the blocks alive at the end, reserved bytes)."""
-    blocks, segments = {}, segments_of(snapshot, device)
-    for segment in segments:
-        address = segment.get("address") or 0
-        for block in segment["blocks"]:
-            if block["state"] in ALIVE:
-                size = block.get("requested_size", block["size"])
-                blocks[block.get("address", address)] = (size, block.get("frames") or None)
-            address += block["size"]
-    return blocks, sum(segment["total_size"] for segment in segments)
 
 
 def _walk(entries: list[dict[str, Any]], lives: Lives) -> dict[int | None, Life]:

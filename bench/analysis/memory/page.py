@@ -28,9 +28,22 @@ Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
 def document_of_file(path: Path) -> Document:
     """Presents a snapshot's pickle, or samples of a resident set.  Raises ValueError for any other file."""
     title = f"{path.stem.removesuffix('.rss')}: memory"
-    if path.name.endswith(pickles.RSS_SUFFIX):
-        return document_of_samples(pickles.load_rss(path), title)
-    return document_of_snapshot(pickles.load(path), title)
+    if not path.name.endswith(pickles.RSS_SUFFIX):
+        return document_of_snapshot(pickles.load(path), title)
+    samples = pickles.load_rss(path)
+    rss_bytes, marks = samples["rss_bytes"], samples["marks"]
+    largest, end = format_bytes(max(rss_bytes)), format_bytes(rss_bytes[-1])
+    rows = [(name, f"{at_ms:.3f}", _mib(size)) for (_, name), at_ms, size in zip(marks, _ms(marks), rss_bytes)]
+    table = Table(("mark", "ms", "resident set, MiB"), rows, (False, True, True))
+    facts = {
+        "what": OF_PROCESS,
+        "num_samples": len(rss_bytes),
+        "peak_bytes": max(rss_bytes),
+        "end_bytes": rss_bytes[-1],
+    }
+    verdict = Verdict(f"{OF_PROCESS}; largest {largest}, at the end {end}", "")
+    blocks: list[Block] = [Chart(_rss_chart(samples, "rss")), Section("Marks", [table], False, True)]
+    return Document(title, [verdict], blocks, facts)
 
 
 def summary(path: Path, id: str) -> list[Block]:
@@ -161,7 +174,13 @@ def _uses(device: _Device, id: str) -> list[Block]:
     has_marks = device.judged.has_marks
     how = "the recording's phases" if has_marks else "the stacks alone, as the recording marks no phases"
     note = f"Judged from where each piece was asked for and in which phase it was freed, by {how}."
-    return [*map(Chart, _draw_uses(device.by_use, id)), Lines([note], is_soft=True)]
+    blocks: list[Block] = []
+    if (held := device.by_use).changes:
+        about = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(held.at_peak))
+        _, areas, _, common = _drawn(held, uses.USES, id)
+        about = f"at the largest moment {about}"
+        blocks.append(Chart(chart(f"{id}-{held.lives.device}", "What memory was for", about, series=areas, **common)))
+    return [*blocks, Lines([note], is_soft=True)]
 
 
 def _by_phase(held: Timeline) -> list[Block]:
@@ -264,16 +283,6 @@ def _draw_places(held: Timeline, id: str) -> list[dict[str, Any]]:
     return specs
 
 
-def _draw_uses(held: Timeline, id: str) -> list[dict[str, Any]]:
-    """Returns a chart of memory by use; [] if nothing changed."""
-    if not held.changes:
-        return []
-    about = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(held.at_peak))
-    _, areas, _, common = _drawn(held, uses.USES, id)
-    about = f"at the largest moment {about}"
-    return [chart(f"{id}-{held.lives.device}", "What memory was for", about, series=areas, **common)]
-
-
 def _drawn(
     held: Timeline, names: Sequence[str], id: str
 ) -> tuple[list[Point], list[dict[str, Any]], int, dict[str, Any]]:
@@ -308,24 +317,6 @@ def by_size(sizes: dict[str, int]) -> list[tuple[str, int]]:
 
 
 # ---- a resident set
-
-
-def document_of_samples(samples: pickles.Samples, title: str) -> Document:
-    """Presents samples as pickles.load_rss() returns them."""
-    rss_bytes, marks = samples["rss_bytes"], samples["marks"]
-    largest, end = format_bytes(max(rss_bytes)), format_bytes(rss_bytes[-1])
-    rows = [(name, f"{at_ms:.3f}", _mib(size)) for (_, name), at_ms, size in zip(marks, _ms(marks), rss_bytes)]
-    table = Table(("mark", "ms", "resident set, MiB"), rows, (False, True, True))
-    facts = {
-        "what": OF_PROCESS,
-        "num_samples": len(rss_bytes),
-        "peak_bytes": max(rss_bytes),
-        "end_bytes": rss_bytes[-1],
-    }
-    verdict = Verdict(f"{OF_PROCESS}; largest {largest}, at the end {end}", "")
-    return Document(
-        title, [verdict], [Chart(_rss_chart(samples, "rss")), Section("Marks", [table], False, True)], facts
-    )
 
 
 def _rss_chart(samples: pickles.Samples, id: str) -> dict[str, Any]:

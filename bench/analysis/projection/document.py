@@ -131,21 +131,18 @@ def _blocks(facts: dict[str, Any]) -> Iterator[Block]:
     yield Table(["part", "ms"], rows, [False, True])
     yield Lines([f"All messages take {format_ms(facts['messages_ms'])}, by {facts['link']['source']}."], is_soft=True)
     if (job := facts["job"]) is not None:
-        yield Section("To the end of the run", [Table(["", ""], list(_job_rows(job)))])
+        reached = {True: ", target reached", False: ", target missed"}.get(cast(bool, job["target_reached"]), "")
+        rows = [["steps", f"{job['num_steps']:,}{reached}"], ["training", format_s(job["train_s"])]]
+        rows.append(["GPU hours", f"{job['gpu_hours']:.3g}"])
+        if job["usd"] is not None:
+            rows.append(["cost", f"{job['usd']:.2f} USD"])
+        if job["energy_j"] is not None:
+            rows.append(["energy, at the power that was measured", f"{job['energy_j'] / 3.6e6:.3g} kWh"])
+        if job["peak_mem_gib"] is not None:
+            memory = f"{job['peak_mem_gib']:.2f} GiB"
+            rows.append(["memory of a GPU, at most, with the same micro-batch", memory])
+        yield Section("To the end of the run", [Table(["", ""], rows)])
     yield Section("Taken for granted", [Bullets(facts["assumed"])] if facts["assumed"] else [])
-
-
-def _job_rows(job: dict[str, Any]) -> Iterator[list[object]]:
-    reached = {True: ", target reached", False: ", target missed"}.get(cast(bool, job["target_reached"]), "")
-    yield ["steps", f"{job['num_steps']:,}{reached}"]
-    yield ["training", format_s(job["train_s"])]
-    yield ["GPU hours", f"{job['gpu_hours']:.3g}"]
-    if job["usd"] is not None:
-        yield ["cost", f"{job['usd']:.2f} USD"]
-    if job["energy_j"] is not None:
-        yield ["energy, at the power that was measured", f"{job['energy_j'] / 3.6e6:.3g} kWh"]
-    if job["peak_mem_gib"] is not None:
-        yield ["memory of a GPU, at most, with the same micro-batch", f"{job['peak_mem_gib']:.2f} GiB"]
 
 
 def table_of_errors() -> Document:

@@ -147,20 +147,17 @@ class Collector:
         )
         return self._extras.setdefault(fact, len(self._extras))
 
-    def _number_kernels(self) -> None:
-        """Gives a kernel without a sequence number that of the host's operator that launched it."""
-        kind, external = self._columns["kind"], self._columns["external"]
-        by_operator = {int(external[row]): number for row, number in self._sequence.items() if external[row] >= 0}
-        for row in np.flatnonzero((kind == events.KERNEL) & np.isin(external, list(by_operator))).tolist():
-            self._sequence.setdefault(row, by_operator[int(external[row])])
-
     def finish(self) -> dict[str, Any]:
         self._grow(self._num_rows)
         for name in IDS:
             column = self._columns[name]
             if len(column) and column.max() <= SMALL.max and column.min() >= SMALL.min:  # half the memory
                 self._columns[name] = column.astype(np.int32)
-        self._number_kernels()
+        # a kernel without a sequence number gets that of the host's operator that launched it
+        kind, external = self._columns["kind"], self._columns["external"]
+        by_operator = {int(external[row]): number for row, number in self._sequence.items() if external[row] >= 0}
+        for row in np.flatnonzero((kind == events.KERNEL) & np.isin(external, list(by_operator))).tolist():
+            self._sequence.setdefault(row, by_operator[int(external[row])])
         return {
             "columns": self._columns,
             "names": [str(name) for name in self._names],

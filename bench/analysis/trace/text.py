@@ -141,7 +141,14 @@ def tables(report: Line) -> list[Block]:
     for parts in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
         for block in parts(analysis):
             blocks.append(replace(block, title=block.title + suffix) if isinstance(block, Section) else block)
-    return [*blocks, *_over_ranks(report["overall"])]
+    if matched := report["overall"]["collectives"]:
+        title = f"Who waited for whom: {matched['num_matched']} collectives matched"
+        columns = [("rank", "rank", str), ("waited ms", "wait_us", MS), ("came last", "num_last", str)]
+        blocks.append(_part(title, matched["waits"], *columns))
+        columns = [("collective", "name", short), ("call", "call", str), ("rank that came last", "late_rank", str)]
+        columns.append(("longest wait ms", "longest_wait_us", MS))
+        blocks.append(_part("The longest waits", matched["worst"], *columns, limit=5))
+    return blocks
 
 
 def _part(title: str, lines: Sequence[Line], *columns: Column, limit: int = NUM_LINES) -> Section:
@@ -312,13 +319,3 @@ def _critical_path(analysis: Line) -> Iterator[Block]:
         ],
         limit=5,
     )
-
-
-def _over_ranks(overall: Line) -> Iterator[Block]:
-    if matched := overall["collectives"]:
-        title = f"Who waited for whom: {matched['num_matched']} collectives matched"
-        columns = [("rank", "rank", str), ("waited ms", "wait_us", MS), ("came last", "num_last", str)]
-        yield _part(title, matched["waits"], *columns)
-        columns = [("collective", "name", short), ("call", "call", str), ("rank that came last", "late_rank", str)]
-        columns.append(("longest wait ms", "longest_wait_us", MS))
-        yield _part("The longest waits", matched["worst"], *columns, limit=5)

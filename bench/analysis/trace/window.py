@@ -27,12 +27,9 @@ def until(rank: Rank, include_last_step: bool = False) -> int | None:
 def steps(rank: Rank, include_last_step: bool = False) -> list[Step]:
     """Returns [(number, start ns, end ns)] of the ProfilerSteps that count, of the GPU's if the host has none."""
     host_steps = rank.steps()
-    return (host_steps[:-1] if len(host_steps) >= 2 and not include_last_step else host_steps) or gpu_steps(rank)
-
-
-def gpu_steps(rank: Rank) -> list[Step]:
-    """Returns the same for the GPU's annotations: from the first to the last kernel that a step launched there."""
-    spans: dict[int, tuple[int, int]] = {}
+    if counted := host_steps[:-1] if len(host_steps) >= 2 and not include_last_step else host_steps:
+        return counted
+    spans: dict[int, tuple[int, int]] = {}  # on the GPU, from the first to the last kernel that a step launched there
     for number, start, end in rank.step_ranges(events.GPU_ANNOTATION):  # one per stream
         low, high = spans.get(number, (start, end))
         spans[number] = (min(low, start), max(high, end))

@@ -49,7 +49,12 @@ def check_kind(value: Any, kind: Any, where: object) -> Any:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise Damaged(f"{where}: {_field(error)}: the file was damaged, restore it") from None
+        # "Expected `str`, got `int` - at `$.name`" becomes "name: expected str, got int"
+        problem, _, field = str(error).partition(" - at ")
+        why = (problem[0].lower() + problem[1:]).replace("`", "").replace("object missing required field", "lacks")
+        if field := field.strip("`").removeprefix("$").removeprefix("."):
+            why = f"{field}: {why}"
+        raise Damaged(f"{where}: {why}: the file was damaged, restore it") from None
     return value
 
 
@@ -89,11 +94,3 @@ def _check(value: Any, depth: int = 0) -> None:
         return
     for part in value:
         _check(part, depth + 1)
-
-
-def _field(error: Exception) -> str:
-    """Rewords msgspec's "Expected `str`, got `int` - at `$.name`" as "name: expected str, got int"."""
-    problem, _, field = str(error).partition(" - at ")
-    why = (problem[0].lower() + problem[1:]).replace("`", "").replace("object missing required field", "lacks")
-    field = field.strip("`").removeprefix("$").removeprefix(".")
-    return f"{field}: {why}" if field else why

@@ -47,7 +47,13 @@ class PySource(Made):
         return byte_sizes(self.vocab_size)
 
     def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
-        versions = installed_versions(PACKAGES)
+        versions = []
+        for requirement in PACKAGES.values():
+            name = requirement.split("==")[0]
+            try:
+                versions.append(f"{name}=={importlib.metadata.version(name)}")
+            except importlib.metadata.PackageNotFoundError:
+                versions.append(f"{name} of unknown version")
         if versions == list(PACKAGES.values()):
             cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
@@ -67,18 +73,6 @@ def read_packages(packages: Mapping[str, str]) -> dict[str, bytes]:
             if path.is_file():
                 documents[f"{package}/{path.relative_to(top).as_posix()}"] = path.read_bytes()
     return documents
-
-
-def installed_versions(packages: Mapping[str, str]) -> list[str]:
-    """Returns the installed versions as requirements, such as ["hydra-core==1.3.2"]."""
-    versions = []
-    for requirement in packages.values():
-        name = requirement.split("==")[0]
-        try:
-            versions.append(f"{name}=={importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            versions.append(f"{name} of unknown version")
-    return versions
 
 
 def ordered(documents: Mapping[str, bytes]) -> list[bytes]:

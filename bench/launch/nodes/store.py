@@ -51,28 +51,21 @@ GONE = "gone"  # kind of the last message, created by the receiver: nothing more
 Message = dict[str, Any]  # {"kind", ...}; "data": bytes of a file
 
 
-@contextlib.contextmanager
-def _quiet_torch() -> Iterator[Any]:
-    """Context that yields torch.distributed, whose C++ half then prints no stack trace if the other end is gone."""
-    name = "TORCH_CPP_LOG_LEVEL"
-    before = os.environ.get(name)
-    os.environ.setdefault(name, "FATAL")
-    try:
-        import torch.distributed
-
-        yield torch.distributed
-    finally:
-        if before is None:
-            del os.environ[name]
-
-
 def _opened(host: str, port: int, key: str, **kwargs: Any) -> tuple[Any, Any]:
     """Returns (TCPStore, the part of it for the run whose processes alone know this key)."""
     prefix = hashlib.sha256(f"speedrun-bench:{key}".encode()).hexdigest()[:32]
-    with _quiet_torch() as distributed:
+    name = "TORCH_CPP_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "FATAL")  # the C++ half of torch then prints no stack trace if the other end is gone
+    try:
+        from torch import distributed
+
         timeout = datetime.timedelta(seconds=CALL_S)
         store = distributed.TCPStore(host, port, wait_for_workers=False, timeout=timeout, **kwargs)
         return store, distributed.PrefixStore(f"speedrun/{prefix}", store)
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 def values_of(overrides: Sequence[str], *keys: str) -> list[str | None]:

@@ -47,9 +47,18 @@ def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Pat
 
 
 def shard_links(script: Script, dataset: Dataset, split: str, work: Path) -> list[Path]:
-    """Returns the paths in work/ that link to what shard_paths() returns."""
-    names = shard_names([shard.path for shard in getattr(dataset, split)], split, script.data.name)
-    return [work / script.data / name for name in ([f"{split}.bin"] if script.raw_data else names)]
+    """Returns the paths in work/ that link to what shard_paths() returns.
+
+    Scripts look for fineweb_train_000001.bin in fineweb10B, whatever the source's names.
+    """
+    folder = work / script.data
+    if script.raw_data:
+        return [folder / f"{split}.bin"]
+    prefix = re.sub(r"[\d.]*[BMK]?$", "", script.data.name) or "tokens"
+    first = split == "train"  # as the hub numbers them: training shards from 1, the validation shard is 0
+    numbered = enumerate((shard.path.name for shard in getattr(dataset, split)), first)
+    names = [name if f"_{split}_" in name else f"{prefix}_{split}_{number:06d}.bin" for number, name in numbered]
+    return [folder / name for name in names]
 
 
 def shard_paths(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list[Path]:
@@ -71,14 +80,6 @@ def linked(script: Script, work: Path) -> list[Path]:
             if is_inside or Path(entry.path).parent == work / script.data:
                 targets.append(Path(os.readlink(entry.path)))
     return targets
-
-
-def shard_names(files: Sequence[Path], split: str, folder_name: str) -> list[str]:
-    """Returns names that scripts look for, fineweb_train_000001.bin in fineweb10B, whatever the source's names."""
-    prefix = re.sub(r"[\d.]*[BMK]?$", "", folder_name) or "tokens"
-    first = split == "train"  # as the hub numbers them: training shards from 1, the validation shard is 0
-    named = [file.name if f"_{split}_" in file.name else None for file in files]
-    return [name or f"{prefix}_{split}_{number:06d}.bin" for number, name in enumerate(named, first)]
 
 
 def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path], data: PurePosixPath) -> None:

@@ -155,7 +155,13 @@ class Sampler:
         self._note_faults()
         if self.gpus and time.monotonic() - self._foreign_at_s >= FOREIGN_EVERY_S:
             self._foreign_at_s = time.monotonic()
-            self._count_foreign()
+            for gpu in self.gpus:
+                if gpu.pids and not gpu.lost:
+                    own_pids = self.family.pids()
+                    if set(gpu.pids) - own_pids - self._strangers:  # a new one, perhaps a new child of the run
+                        own_pids = self.family.pids(since_s=0.0)
+                        self._strangers |= set(gpu.pids) - own_pids
+                    self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, own_pids))
         self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - t_ns) / 1e6)
 
     def _write(self, text: str, path: str | None = None) -> None:
@@ -177,15 +183,6 @@ class Sampler:
                 self.faults[sentence] = None
                 with contextlib.suppress(OSError), open(self._faults, "a") as file:
                     file.write(sentence + "\n")
-
-    def _count_foreign(self) -> None:
-        for gpu in self.gpus:
-            if gpu.pids and not gpu.lost:
-                own_pids = self.family.pids()
-                if set(gpu.pids) - own_pids - self._strangers:  # a new one, perhaps a new child of the run
-                    own_pids = self.family.pids(since_s=0.0)
-                    self._strangers |= set(gpu.pids) - own_pids
-                self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, own_pids))
 
     def energy(self) -> dict[str, Any]:
         """Returns the counters now: {"t_ns", "energy_j": {device: joules or None}}."""

@@ -142,7 +142,11 @@ def read(folder: Path | str) -> Exported:
     names = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
     facts: Facts = run
     tags = {name: str(facts[name]) for name in (*names, "seed")} | {"commit": str(run["code"].get("commit"))}
-    return Exported(folder, run, _settings(folder, facts), points, final, tags)
+    settings = configs.settings(configs.read(str(folder)))  # {} for an imported log
+    settings = settings and {name: facts[name] for name in configs.OF_THE_ROW} | settings
+    for key, value in settings.items():
+        settings[key] = value if isinstance(value, (bool, int, float)) else str(value)[:MAX_TEXT]
+    return Exported(folder, run, settings, points, final, tags)
 
 
 def series_of(row: StepRow) -> dict[str, float]:
@@ -155,13 +159,6 @@ def series_of(row: StepRow) -> dict[str, float]:
         group = time_group if column.endswith("_ms") else "steps"
         series[NAMES.get(column, f"{group}/{column}")] = float(value)
     return series
-
-
-def _settings(folder: Path, facts: Facts) -> dict[str, Any]:
-    """Returns {dotted name: value} of a run's settings, with lists and None as text; {} for an imported log."""
-    settings, plain = configs.settings(configs.read(str(folder))), (bool, int, float)
-    settings = settings and {name: facts[name] for name in configs.OF_THE_ROW} | settings
-    return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings.items()}
 
 
 # ---- one function per program, which returns where the export is; an earlier export of the run is replaced

@@ -52,7 +52,9 @@ def export(url: str, store: Store, steps: Table | None = None) -> tuple[str, lis
         hint = "pip install 'psycopg[binary]>=3.2' into the Python that runs this"
         raise ValueError(f"--to postgres: it needs psycopg: {hint}") from None
     kinds_of_runs = {name: TYPES[kind] for name, kind in (KINDS | store.settings).items() if kind in TYPES}
-    kinds_of_steps = {} if steps is None else _kinds_of_steps(steps)
+    columns = () if steps is None else ["run_id", *step_files.CORE_COLUMNS, *(name for row in steps for name in row)]
+    kinds = dict.fromkeys(step_files.INT_COLUMNS, "bigint") | dict.fromkeys(("run_id", "flags"), "text")
+    kinds_of_steps = {name: kinds.get(name, "double precision") for name in columns}
     left_out = sorted(name for name in kinds_of_runs | kinds_of_steps if not _is_possible(name))
     try:
         password = _password(url)
@@ -88,12 +90,6 @@ def _password(url: str) -> str | None:
 def _is_possible(name: str) -> bool:
     """Whether a column can have this name."""
     return 0 < len(name.encode()) <= MAX_NAME_BYTES and name not in SYSTEM_COLUMNS and "\0" not in name
-
-
-def _kinds_of_steps(steps: Table) -> dict[str, str]:
-    columns = dict.fromkeys(["run_id", *step_files.CORE_COLUMNS, *(name for row in steps for name in row)])
-    kinds = dict.fromkeys(step_files.INT_COLUMNS, "bigint") | dict.fromkeys(("run_id", "flags"), "text")
-    return {name: kinds.get(name, "double precision") for name in columns}
 
 
 def _put(db: Any, table: str, kinds: Mapping[str, str], table_rows: Table) -> str:

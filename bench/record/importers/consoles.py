@@ -77,9 +77,16 @@ class Form:
             return None
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """Adds train_time_ms to the rows.  Returns what it means, and the number of first steps that are untimed."""
+        """Adds train_time_ms, the sum of step_ms after the untimed steps, to each row, unless a step_ms is unknown.
+
+        Returns what it means, and the number of first steps that are untimed.
+        """
         if not self.prints_time:
-            add_train_time(by_step, self.num_untimed)
+            times_ms = [by_step.get(step, {}).get("step_ms") for step in range(self.num_untimed + 1, max(by_step) + 1)]
+            if times_ms and None not in times_ms:
+                for step, total_ms in enumerate([*[0.0] * self.num_untimed, *itertools.accumulate(times_ms)], 1):
+                    if step in by_step:
+                        by_step[step]["train_time_ms"] = total_ms
         return self.meaning, self.num_untimed
 
     def is_complete(self, last: int, val_step: int | None, total: int | None, facts: dict[str, str]) -> bool:
@@ -124,17 +131,6 @@ def as_number(text: str) -> float | None:
 def to_float(text: str) -> float:
     """Parses a number: "1,234" -> 1234.0.  Raises ValueError for text that is not a number."""
     return float(text.replace(",", ""))
-
-
-def add_train_time(by_step: Rows, num_untimed: int = 0) -> None:
-    """Adds train_time_ms, the sum of step_ms after the untimed steps, to each row, unless a step_ms is unknown."""
-    last = max(by_step)
-    times_ms = [by_step.get(step, {}).get("step_ms") for step in range(num_untimed + 1, last + 1)]
-    if not times_ms or None in times_ms:
-        return
-    for step, total_ms in enumerate([*[0.0] * num_untimed, *itertools.accumulate(times_ms)], 1):
-        if step in by_step:
-            by_step[step]["train_time_ms"] = total_ms
 
 
 def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:

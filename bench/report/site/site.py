@@ -255,21 +255,17 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
         link = join([tag("a", race["race_id"], href=href)])
         if stairs := race_page.staircase(folder, out, race):
             link = join([link, stairs.markup], "; ")
-        return started, _verdict_lines(race, started[:16].replace("T", " "), link)
+        at, against = started[:16].replace("T", " "), race_folder.verdicts_of(race)
+        if not against:
+            return started, [(at, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
+        lines: list[Line] = []
+        for name, comparison in against.items():
+            arms = f"{name} against {race['baseline']}"
+            lines.append((at, link, arms, badge(str(comparison.get("verdict"))).markup, _change(comparison)))
+        return started, lines
     except Exception as error:  # a fault in one race must not hide the others
         message = f"{type(error).__name__}: {error}"[:300]
         return folder.name, [(None, folder.name, None, _badge("damaged", "bad"), message)]
-
-
-def _verdict_lines(race: race_folder.Race, started: str, link: Safe) -> list[Line]:
-    against = race_folder.verdicts_of(race)
-    if not against:
-        return [(started, link, None, _badge(str(race["status"]), "soft"), race.get("why"))]
-    lines: list[Line] = []
-    for name, comparison in against.items():
-        arms = f"{name} against {race['baseline']}"
-        lines.append((started, link, arms, badge(str(comparison.get("verdict"))).markup, _change(comparison)))
-    return lines
 
 
 def _change(comparison: Mapping[str, Any]) -> object:
