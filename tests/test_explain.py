@@ -262,6 +262,12 @@ def test_at_each_moment_one_range_has_the_time():
         ("aten::_softmax", [[4, 8], [], []], ["c10::BFloat16", "Scalar", "Scalar"], 2 * 64),
         ("aten::mul", [[4, 8], []], ["c10::complex<double>", "double"], 16 * 64 + 8),
         ("aten::unheard_of", [[4, 8]], ["float"], None),
+        ("aten::nll_loss_backward", [[4, 8]], ["float"], None),  # too few arguments
+        ("aten::sigmoid", [[4, 8], [4, 8]], ["float", "float"], 4 * 64),  # the second is its result (out=)
+        ("aten::mse_loss", [[4, 8], [4, 8], []], ["float", "float", "Scalar"], 4 * 64),
+        ("aten::mse_loss_backward", [[], [4, 8], [4, 8]], ["float"] * 3, 4 * (1 + 96)),
+        ("aten::nll_loss_backward", [[], [4, 8], [4]], ["float", "float", "long int"], 4 * 4 + 4 * 8),
+        ("aten::max_pool2d_with_indices_backward", [[2], [8], [2]], ["float", "float", "long int"], 4 * 10 + 8 * 2),
         ("aiter::rms_norm", [[4, 8], [8], []], [BF16, BF16, "Scalar"], 2 * (32 + 8 + 32)),  # its result is no argument
         ("aten::add", [[4, 8], []], [BF16, "double"], 2 * 64 + 8),  # a number does not widen the result
         ("other::add", [[4, 8], [4, 8]], ["float", "float"], None),
@@ -454,14 +460,15 @@ def test_a_long_gap_without_stacks_is_known_by_its_edges(tmp_path, annotations):
     assert pieces[parts.HOST, "forward" if annotations else "outside operators, after aten::three"] == 0.5
 
 
-@pytest.mark.parametrize("calls, is_known", [({20: 500}, True), ({20: 5000}, False), ({20: 500, 13: 900}, False)])
-def test_a_kernel_whose_launch_is_missing_waits_for_a_stream_if_a_later_call_had_begun(tmp_path, calls, is_known):
-    """calls: {number: start us}; two that are not in order say nothing."""
-    ours = {11: 1000, 12: 4100}.items()
-    events = [event("kernel", "a", ts, 100, pid=0, tid=7, stream=7, correlation=number) for number, ts in ours]
+@pytest.mark.parametrize("calls", [{20: 500}, {20: 5000}, {20: 500, 13: 900}, {}])
+def test_a_row_without_its_launch_waits_for_a_stream_or_if_it_names_none_for_the_host(tmp_path, calls):
+    """calls: {number: start us}, two that are not in order say nothing; with none, as for MTIA's copies, no number."""
+    part = parts.DEPENDENCY if calls == {20: 500} else parts.UNKNOWN if calls else parts.HOST
+    ours = [(1000, {"correlation": 11}), (4100, {"correlation": 12})]
+    events = [event("kernel", "a", ts, 100, pid=0, tid=7, stream=7, **(of if calls else {})) for ts, of in ours]
+    events.append(event("cpu_op", "aten::item", 1050, 3040))
     events += sum((launched("b", 4200 + ts / 10, 50, ts, number) for number, ts in calls.items()), [])
-    named_ns = parts_ns(explained(tmp_path / "a.json", events))
-    assert named_ns[parts.DEPENDENCY if is_known else parts.UNKNOWN] >= 3_000_000
+    assert parts_ns(explained(tmp_path / "a.json", events))[part] >= 3_000_000
 
 
 def test_backward_begins_where_the_thread_of_forward_ends(tmp_path):

@@ -152,9 +152,8 @@ def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
     for label, lines in groups.items():
         sums_ms = {key: sum(ms_from_us(line[f"{key}_us"]) for line in lines) for key, _, _ in CAUSES}
         caption = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
-        lanes.append(
-            _lane(label, f"{caption} ms", [(f"{cause}:", sums_ms[key], colour) for key, cause, colour in CAUSES])
-        )
+        parts = [(f"{cause}:", sums_ms[key], colour) for key, cause, colour in CAUSES]
+        lanes.append(_lane(label, f"{caption} ms", parts))
     lanes = [lane for lane in lanes if lane.bars]
     lanes = sorted(lanes, key=lambda lane: -lane.bars[-1].end)[:NUM_LINES] if len(ranks) == 1 else lanes
     names = [(colour, cause) for _, cause, colour in CAUSES]

@@ -193,10 +193,13 @@ class Division:
         is_end = following == len(device.rows) or device.starts[following] != high  # the step's end
         number = None if is_end else following
         call = -1 if number is None else device.calls[number]
-        track = self.main if number is None else int(rank.track[call])
         is_launched = call < 0 and number is not None and device.launched_by[number] <= low
+        caller = call  # by whose thread the device waited; a row that names no launch waited for that of the next row
+        if call < 0 and not is_end and rank.correlation[device.rows[following]] <= 0:
+            number, caller = None, next((later for later in device.calls[following:] if later >= 0), call)
+        track = int(rank.track[caller]) if caller >= 0 else self.main
         if track is None or number is not None and call < 0 and not is_launched:
-            what = None if number is None else f"before {device.names[number]}, whose launch was not recorded"
+            what = None if is_end else f"before {device.names[following]}, whose launch was not recorded"
             pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low, at_ns=low)
             return
         called = low if is_launched else high if number is None else min(max(int(rank.ts[call]), low), high)

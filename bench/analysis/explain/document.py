@@ -152,15 +152,11 @@ def _next(account: dict[str, Any]) -> list[Block]:
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in shown)
     records = ranking.legend(shown)
     again = "; what would then hold up the step instead is counted" if account.get("is_retimed") else ""
+    about_others = f"the time spent there, of which a part could be saved, in ms{again}"
     about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
     return [
         _ranked("Where the next millisecond is:", f"what each could save at most, in ms{again}", bounded, "above"),
-        _ranked(
-            "Without a known bound:",
-            f"the time spent there, of which a part could be saved, in ms{again}",
-            others,
-            "unknown",
-        ),
+        _ranked("Without a known bound:", about_others, others, "unknown"),
         Lines([more] if small_ms else [], is_soft=True),
         Section("What may help", [Bullets(list(hints))] if hints else [], is_folded=True),
         Section("What people did about it", [about, Bullets(records)] if records else [], is_folded=True),
@@ -186,10 +182,8 @@ def _lateness(account: dict[str, Any]) -> Iterator[Block]:
     for line in account["lateness"]:
         if line["wait_ms"] <= MIN_LATE_FRAC * account["step_ms"]:
             continue
-        collectives = ", ".join(
-            f"{short(collective['what'])} {collective['ms']:.3f}" for collective in line["collectives"][:2]
-        )
-        waited = f"rank {line['rank']}: the others wait {line['wait_ms']:.3f} for it (median), in {collectives}"
+        calls = ", ".join(f"{short(call['what'])} {call['ms']:.3f}" for call in line["collectives"][:2])
+        waited = f"rank {line['rank']}: the others wait {line['wait_ms']:.3f} for it (median), in {calls}"
         yield Lines([f"{waited}; without that their step would be {line['without_ms']:.3f}"])
         excesses = ", ".join(f"{part} {ms:.3f}" for part, ms in list(line["more"].items())[:3])
         reasons = [f"{reason['ms']:.3f} more in {reason['part']}: {_place(reason)}" for reason in line["reasons"][:3]]
@@ -298,6 +292,8 @@ def evidence(line: dict[str, Any]) -> str:
 def _place(line: dict[str, Any]) -> str:
     what = short(line["what"], MAX_WHAT_CHARS) if line["what"] else ""
     where = COMPILED.sub("a compiled graph", plain(line["where"], MAX_TITLE_CHARS)) if line["where"] else ""
+    if line["what"] == line["where"]:  # a function's own time
+        return what
     return f"{what} at {plain(where)}" if what and where else what or where
 
 

@@ -8,11 +8,23 @@ import itertools
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from bench.analysis.trace import formulas
 
 COMPARISONS = re.compile(r"^(?:eq|ne|gt|ge|lt|le|isnan|isinf|logical_\w+)$")  # their result is bool: a byte each
+# Operators that compute each element of their result by one of each argument, by the number of tensors that they read.
+ELEMENTWISE = {
+    1: "abs|a?(?:cos|sin|tan)h?|bitwise_not|ceil|clamp(?:_min|_max)?|elu|erf|erfc|erfinv|exp|exp2|expm1|floor|frac|"
+    "hard(?:sigmoid|swish|tanh)|isinf|isnan|leaky_relu|log|log10|log1p|log2|logical_not|logit|mish|nan_to_num|neg|"
+    "gelu|reciprocal|relu|round|rsqrt|sgn|sigmoid|sign|silu|softplus|sqrt|square|threshold|trunc",
+    2: "add|atan2|bitwise_(?:and|or|xor)|div|eq|floor_divide|fmod|ge|gt|le|logical_(?:and|or|xor)|lt|maximum|minimum|"
+    "mul|ne|pow|remainder|rsub|sub|xlogy|(?:elu|gelu|hardsigmoid|hardswish|hardtanh|leaky_relu|mish|sigmoid|silu|"
+    "softplus|tanh|threshold)_backward",
+    3: "addcdiv|addcmul|lerp|masked_fill|where|"
+    "(?:binary_cross_entropy|huber_loss|mse_loss|smooth_l1_loss|soft_margin_loss)_backward",
+}
 # Inductor's kernels, whose names hold the operators fused into them.  If one of those is IN_PART, a tensor among the
 # arguments may be touched in part: each point that the kernel computes reads at most one element of it.
 GENERATED = re.compile(r"^triton_(?:poi|red|per)_fused_")
@@ -47,9 +59,8 @@ def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
         if not IN_PART.search(name) or "log_softmax" in name:
             return _all(name, args)
         num_points = _num_points(facts)
-        return num_points and sum(
-            (tensor.element_bytes or 0) * min(num_points, math.prod(tensor.dims)) for tensor in args
-        )
+        read = [(tensor.element_bytes or 0) * min(num_points or 0, math.prod(tensor.dims)) for tensor in args]
+        return num_points and sum(read)
     namespace, _, op = name.rpartition("::")
     op = op.rstrip("_")
     rules = RULES if namespace == "aten" else CUSTOM_RULES
@@ -84,19 +95,23 @@ def _is_shape(dims: object) -> bool:
     return isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims)
 
 
-def _pointwise(op: str, args: list[Tensor]) -> int | None:
-    """Counts each argument and a result of the broadcast shape and of the widest type among arguments with axes."""
-    rank = max(len(tensor.dims) for tensor in args)
-    padded = [[1] * (rank - len(tensor.dims)) + tensor.dims for tensor in args]
-    shape = [max(sizes) for sizes in zip(*padded)]
-    if not all(size in (1, shape[axis]) for dims in padded for axis, size in enumerate(dims)):
-        return None
-    element_bytes = (
-        1
-        if COMPARISONS.match(op)
-        else max((tensor.element_bytes or 0 for tensor in args if tensor.dims), default=args[0].element_bytes or 0)
-    )
-    return _all(op, args) + element_bytes * math.prod(shape)
+def _broadcast(shapes: list[list[int]]) -> list[int] | None:
+    """Returns the broadcast shape, None if the shapes do not fit."""
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
+    common = [max(sizes) for sizes in zip(*padded)]
+    return common if all(size in (1, common[axis]) for dims in padded for axis, size in enumerate(dims)) else None
+
+
+def _pointwise(op: str, args: list[Tensor], num_read: int) -> int | None:
+    """Counts each argument and a result of the broadcast shape and of the widest type among arguments with axes.
+
+    num_read: of the arguments; one beyond these is the result itself (out=).
+    """
+    shape = _broadcast([tensor.dims for tensor in args])
+    sizes = [tensor.element_bytes or 0 for tensor in args if tensor.dims] or [args[0].element_bytes or 0]
+    element_bytes = 1 if COMPARISONS.match(op) else max(sizes)
+    return None if shape is None else _all(op, args[:num_read]) + element_bytes * math.prod(shape)
 
 
 def _all(op: str, args: list[Tensor]) -> int:
@@ -125,6 +140,15 @@ def _by_element(op: str, args: list[Tensor]) -> int | None:
     return 2 * math.prod(args[1].dims) * (args[0].element_bytes or 0) + args[1].bytes
 
 
+def _by_target(op: str, args: list[Tensor]) -> int | None:
+    """Counts each target, and the prediction that it selects; a kernel before writes the zeros of the gradient."""
+    args = args[int(op.endswith("backward")) :]
+    if len(args) < 2:
+        return None
+    predictions, target = args[:2]
+    return target.bytes + math.prod(target.dims) * (predictions.element_bytes or 0)
+
+
 def _rotary(op: str, args: list[Tensor]) -> int | None:
     """Counts queries and keys as read and written; the rows that are read of the table are not counted."""
     num_tokens = args[0].dims[0] if args[0].dims else 0
@@ -134,9 +158,8 @@ def _rotary(op: str, args: list[Tensor]) -> int | None:
 def _into_cache(op: str, args: list[Tensor]) -> int | None:
     """Counts new keys and values as read, and as written into the caches in the caches' type."""
     new, caches = args[:2], args[2:4]
-    return (
-        _all(op, new) + sum(math.prod(a.dims) * (b.element_bytes or 0) for a, b in zip(new, caches)) if caches else None
-    )
+    written_bytes = sum(math.prod(a.dims) * (b.element_bytes or 0) for a, b in zip(new, caches))
+    return _all(op, new) + written_bytes if caches else None
 
 
 def _attention(op: str, args: list[Tensor]) -> int | None:
@@ -188,27 +211,24 @@ RULES = (
     _rule("_fused_(?:adam|adamw|sgd|adagrad)", _fused_optimizer),
     _rule("embedding|index_select|index", _rows),
     _rule("gather|take_along_dim", _by_element),
+    _rule("nll_loss(?:2d)?_(?:forward|backward)", _by_target),
+    _rule("scatter_add|index_add", lambda op, args: _all(op, args[1:])),  # the index, and what is added
     _rule("_?index_put(?:_impl)?", lambda op, args: 2 * args[-1].bytes),  # the values put into another tensor
     _rule(
         "_?softmax|_?log_softmax|_(?:log_)?softmax_backward_data|native_(?:layer|batch|group)_norm(?:_backward)?|"
         "(?:cudnn|miopen)_batch_norm(?:_backward)?|_?fused_rms_norm(?:_backward)?|rms_norm|native_dropout|"
-        "_fused_dropout|cumsum|cumprod|flip|roll|tril|triu|sort|clone|max_pool2d_with_indices_backward",
+        "_fused_dropout|cumsum|cumprod|flip|roll|tril|triu|sort|clone",
         lambda op, args: _all(op, args) + args[0].bytes,  # each argument, and a result like the first
     ),
     _rule(
         "sum|mean|amax|amin|max|min|argmax|argmin|any|all|prod|var|std|var_mean|norm|linalg_vector_norm|logsumexp|"
-        "count_nonzero|topk|nonzero|max_pool2d_with_indices|avg_pool2d|embedding_dense_backward|"
-        "_adaptive_avg_pool2d|_amp_foreach_non_finite_check_and_unscale",
+        "count_nonzero|topk|nonzero|embedding_dense_backward|_amp_foreach_non_finite_check_and_unscale|aminmax|"
+        # of a pooling's backward pass the input is not read, but its gradient, of the same size, is written
+        "(?:max_pool[23]d_with_indices|_?(?:adaptive_)?(?:avg|max)_pool[23]d)(?:_backward)?|"
+        "(?:binary_cross_entropy|huber|mse|smooth_l1|soft_margin|multi_margin)(?:_loss)?",
         _all,
     ),
-    _rule(
-        "abs|add|addcdiv|addcmul|atan2|bitwise_\\w+|ceil|clamp|clamp_max|clamp_min|cos|div|elu|eq|erf|exp|expm1|floor|"
-        "fmod|ge|gelu|gelu_backward|gt|hardswish|isinf|isnan|le|leaky_relu|lerp|log|log1p|logical_\\w+|logit|lt|"
-        "masked_fill|maximum|minimum|mish|mul|ne|neg|pow|reciprocal|relu|remainder|round|rsqrt|rsub|sigmoid|"
-        "sigmoid_backward|sign|silu|silu_backward|sin|softplus|sqrt|square|sub|tan|tanh|tanh_backward|"
-        "threshold|threshold_backward|where|xlogy",
-        _pointwise,
-    ),
+    *(_rule(names, partial(_pointwise, num_read=num_read)) for num_read, names in ELEMENTWISE.items()),
 )
 # Operators of other libraries that are known to touch all of each argument, their results among them.
 CUSTOM_RULES = (

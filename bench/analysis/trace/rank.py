@@ -21,6 +21,7 @@ from bench.analysis.trace.events import Args, Event, integers, nanoseconds, whol
 
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
 STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
+MAX_NAME_CHARS = 65_536  # kept of a name (real ones have up to 1,400), as a search may take their square
 MIN_ROWS = 2**14
 IDS, SMALL = ("correlation", "external"), np.iinfo(np.int32)
 _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
@@ -160,7 +161,7 @@ class Collector:
             self._sequence.setdefault(row, by_operator[int(external[row])])
         return {
             "columns": self._columns,
-            "names": [str(name) for name in self._names],
+            "names": [str(name)[:MAX_NAME_CHARS] for name in self._names],
             "tracks": list(self._tracks),
             "extras": list(self._extras),
             "sequence": self._sequence,

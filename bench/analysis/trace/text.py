@@ -13,6 +13,7 @@ from bench.base.units import MIB
 from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
 
 MAX_NAME_CHARS = 60
+MAX_DEPTH = 64  # levels of template arguments that are kept of any name
 NUM_LINES = 10  # lines of a table in a text
 MAX_LINES = 200  # lines of a table on a page
 LATE_ABOVE_PCT = 5  # share of the span: a rank that the others wait for less is not called late
@@ -47,7 +48,7 @@ def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
     head, bracket, _ = text.rpartition("(")
     is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is no call
     text = GUARD.sub(r"\1", head if bracket and is_call else text)
-    depth = text.count("<")
+    depth = min(text.count("<"), MAX_DEPTH)
     while len(text) > limit and depth > 1:  # the outermost ones distinguish it
         text = _without_arguments(text, depth)
         depth -= 1
@@ -163,15 +164,11 @@ def _times(ranks: Line) -> Section:
         if analysis["temporal"]["span_us"]:
             facts = {"rank": rank, "exposed_us": exposed_us, "num_steps": len(analysis["profiler_steps"])}
             lines.append(analysis | analysis["temporal"] | facts | {"busy_pct": 100 - analysis["temporal"]["idle_pct"]})
-    shares = [
-        (f"{name.replace('_', '-')} %", f"{name}_pct", TWO) for name in ("busy", "compute", "non_compute", "idle")
-    ]
-    return _part(
-        "Time of the device, ms and % of the span",
-        lines,
-        *[("rank", "rank", str), ("span", "span_us", MS2), *shares, ("overlap %", "overlap_pct", TWO)],
-        *[("exposed comm.", "exposed_us", MS2), ("steps", "num_steps", str), ("device rows", "num_device_rows", str)],
-    )
+    names = ("busy", "compute", "non_compute", "idle", "overlap")
+    shares = [(f"{name.replace('_', '-')} %", f"{name}_pct", TWO) for name in names]
+    counts = [("steps", "num_steps", str), ("device rows", "num_device_rows", str)]
+    columns = [("rank", "rank", str), ("span", "span_us", MS2), *shares, ("exposed comm.", "exposed_us", MS2), *counts]
+    return _part("Time of the device, ms and % of the span", lines, *columns)
 
 
 def caveats(rank: str, analysis: Line) -> Iterator[str]:
@@ -190,22 +187,14 @@ def caveats(rank: str, analysis: Line) -> Iterator[str]:
 
 
 def _kernels(analysis: Line) -> Iterator[Block]:
-    yield _part(
-        "Kernels by type, % of the busy time",
-        analysis["kernel_types"],
-        *[("type", "type", str.lower), ("ms", "sum_us", MS), ("%", "pct", ONE)],
-    )
-    yield _part(
-        "Categories, % of all kernels' time",
-        analysis["categories"],
-        *[("category", "category", str), ("ms", "sum_us", MS), ("%", "pct", ONE), ("kernels", "count", str)],
-    )
-    yield _part(
-        "Kernels",
-        analysis["kernels"],
-        *[("kernel", "name", short), ("category", "category", str), ("ms", "sum_us", MS), ("count", "count", str)],
-        *[("mean us", "mean_us", TWO), ("min", "min_us", TWO), ("max", "max_us", TWO), ("std", "std_us", TWO)],
-    )
+    times = [("ms", "sum_us", MS), ("%", "pct", ONE)]
+    yield _part("Kernels by type, % of the busy time", analysis["kernel_types"], ("type", "type", str.lower), *times)
+    category = ("category", "category", str)
+    columns = [category, *times, ("kernels", "count", str)]
+    yield _part("Categories, % of all kernels' time", analysis["categories"], *columns)
+    columns = [("kernel", "name", short), category, ("ms", "sum_us", MS), ("count", "count", str)]
+    columns += [("mean us", "mean_us", TWO), ("min", "min_us", TWO), ("max", "max_us", TWO), ("std", "std_us", TWO)]
+    yield _part("Kernels", analysis["kernels"], *columns)
     lines = [line for line in analysis["launchers"] if line["operator"] or line["annotation"] or line["source"]]
     by = [name for name in ("operator", "annotation", "module", "source") if any(line[name] for line in lines)]
     columns = [("kernel", "kernel", short40), *((name, name, plain40) for name in by)]
@@ -260,13 +249,10 @@ def _steps(analysis: Line) -> Iterator[Block]:
 
 def _by_name(analysis: Line) -> Iterator[Block]:
     """Yields the tables of annotations, modules and lines of Python."""
+    times = [("ms", "sum_us", MS), ("count", "count", str), ("mean us", "mean_us", TWO), ("std us", "std_us", TWO)]
     for where, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
-        yield _part(
-            f"Annotations of the {where}",
-            [line for line in analysis[key] if not line["name"].startswith("ProfilerStep")],
-            *[("annotation", "name", plain), ("ms", "sum_us", MS), ("count", "count", str)],
-            *[("mean us", "mean_us", TWO), ("std us", "std_us", TWO)],
-        )
+        lines = [line for line in analysis[key] if not line["name"].startswith("ProfilerStep")]
+        yield _part(f"Annotations of the {where}", lines, ("annotation", "name", plain), *times)
     columns = [("own CPU ms", "cpu_us", MS), ("calls", "num_calls", str)]
     if analysis["num_device_rows"]:
         columns = [("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
@@ -309,13 +295,7 @@ def _critical_path(analysis: Line) -> Iterator[Block]:
         if path["span_us"]:
             shares = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in names)
             yield Lines([f"{title}: {path['span_us'] / num / 1000:.2f} ms: {shares}"])
-    yield _part(
-        "Largest gaps of the device",
-        analysis["gaps"],
-        *[("at ms", "start_us", MS), ("us", "us", ONE)],
-        *[
-            ("the host was in", "host", lambda name: plain(name or "nothing recorded")),
-            ("next kernel", "after", short40),
-        ],
-        limit=5,
-    )
+    columns: list[Column] = [("at ms", "start_us", MS), ("us", "us", ONE)]
+    columns += [("the host was in", "host", lambda name: plain(name or "nothing recorded"))]
+    columns.append(("next kernel", "after", short40))
+    yield _part("Largest gaps of the device", analysis["gaps"], *columns, limit=5)
