@@ -25,7 +25,7 @@ def run(
     because a repository around it, such as that of its venv, is another project's.
     """
     if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
-        raise Failed("the installed program has no repository: use a clone")
+        raise Failed("the installed program has no repository")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
     env |= {} if Path(repo) == REPO else {"GIT_ALLOW_PROTOCOL": "none"}  # fetching a missing object runs its programs
     settings = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false")  # run no program of it

@@ -40,7 +40,7 @@ def _git_folder(repo: Path | str, name: str) -> Path:
     try:
         return Path(git.run(repo, "rev-parse", "--path-format=absolute", "--git-common-dir").strip())
     except git.Failed as error:
-        raise ValueError(f"{name}: a revision needs git and a clone: {error}") from None
+        raise ValueError(f"{name} is not in a git repository ({error}): use a clone, or script=PATH") from None
 
 
 def add(repo: Path | str, name: str, commit: str) -> Path:
