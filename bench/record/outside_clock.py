@@ -1,7 +1,7 @@
 """The launcher's clock, which checks the clock that a run keeps itself: run.json["referee"]["clock"].
 
-In our own runs, rank 0 writes a word into a pipe at each edge of its clock (bench/training/timing/clock.py), of scripts
-the printed lines are edges.  Another process timestamps them on arrival (bench/machine/stamped_pipes.py).  So work
+In our own runs, rank 0 writes a word into a pipe at each edge of its clock (bench/training/timing/clock.py); the
+edges of a script are its lines.  Another process timestamps them on arrival (bench/machine/stamped_pipes.py).  So work
 that a run does outside its own clock is measured too, and bench/compare/effects.py counts it.
 
 The time that the run claims may differ from this by TOLERANCE_S or TOLERANCE_FRAC, whichever is more, plus the lateness
