@@ -104,7 +104,7 @@ def test_a_machine_that_cannot_be_measured_is_no_reason_against_a_race(race, mon
 
 def test_few_figures_are_those_that_the_race_uses():
     cases = works.few(works.cases_of_device("cuda", has_float8=True), ["bfloat16"])
-    assert [case.what for case in cases] == [
+    assert [case.label for case in cases] == [
         "clock",
         "copy 2.0 GiB",
         "launch kernel, host time",
