@@ -105,7 +105,7 @@ def test_an_own_model_passes(tmp_path):
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
-        ("lowered", "few_tokens"),
+        slow("lowered", "few_tokens"),
         slow("on_validation", "random_training"),
         slow("scaled", "few_tokens"),
         slow("constants", "random_tokens"),

@@ -10,6 +10,7 @@ import time
 import pytest
 import real_runs
 import scripted
+from cases import slow
 
 from bench.record import off_clock
 from bench.record.clock_lines import AFTER, BEFORE, PAUSE, TIMED
@@ -92,7 +93,7 @@ def test_the_phases_add_up_to_what_the_script_prints(baseline):
         ("in a thread", WITHOUT.replace("# BEFORE", THREAD), BEFORE, "w.join()"),
         ("in a subprocess", WITHOUT.replace("# BEFORE", SUBPROCESS), BEFORE, "subprocess.run("),
         ("in C", WITHOUT.replace("# BEFORE", "rows = sum(range(20_000_000))"), BEFORE, "rows = sum("),
-        ("under another clock", WITHOUT.replace("# BEFORE", OTHER_CLOCK), BEFORE, TABLE),
+        slow("under another clock", WITHOUT.replace("# BEFORE", OTHER_CLOCK), BEFORE, TABLE),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 20 and " " in value else "",
 )

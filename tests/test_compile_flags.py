@@ -111,6 +111,7 @@ def test_compare_shows_flags_that_differ_as_part_of_what_is_raced():
     assert "flags of torch.compile" not in str(compare(a, b))  # of B it is not known
 
 
+@pytest.mark.slow
 def test_a_script_and_a_model_leave_their_flags_in_the_record(tmp_path):
     folder = scripted.odd(tmp_path / "scripts", "sets_inductor_flags")["folder"]
     assert real_runs.run_json(folder)["measured"]["compile_flags"] == {"inductor.max_autotune": True}

@@ -75,6 +75,7 @@ def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
     assert doctor.driver(env, ("it is too old", "update it")) == Check("driver", "fail", "it is too old", "update it")
 
 
+@pytest.mark.slow
 def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
     temp = str(real_runs.temp_in(tmp_path))
     done = real_runs.bench(tmp_path / "results", "doctor", "hardware=cpu", "--json", code=0, TMPDIR=temp)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import real_runs
 import scripted
+from cases import slow
 
 from bench.record import run_folder
 
@@ -105,6 +107,19 @@ def test_a_process_that_hangs_is_ended_by_its_silence(tmp_path):
     assert "File " in (running.folder / "logs" / "rank0.log").read_text()  # the stack, of the rank that was woken
 
 
+@pytest.mark.slow
+def test_a_removed_folder_is_reported_and_the_sweep_goes_on(tmp_path):
+    arguments = ["run", "-m", *real_runs.SHORT, *real_runs.SLIGHT, "hardware.num_threads=1", "seed=0,1", "--anyway"]
+    arguments += ["goal.num_steps=300", "goal.val_every_steps=50"]
+    process = real_runs.started(tmp_path / "results", *arguments)
+    progress_files = real_runs.wait_for(lambda: list(tmp_path.glob("results/*/*/.progress.tmp")))
+    shutil.rmtree(progress_files[0].parent, ignore_errors=True)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and "Traceback" not in out and "folder_removed" in out, out
+    (second,) = [folder for folder in real_runs.folders(tmp_path / "results") if "-s1-" in folder.name]
+    assert real_runs.run_json(second)["status"] == "complete"
+
+
 # ---- what cannot start
 
 
@@ -130,7 +145,7 @@ def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, message)
     assert took_s < 60, took_s  # it was minutes; most of this is the machine's load
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_before_a_run_begins_is_a_line_and_its_exit_code(tmp_path, number):
     command = [sys.executable, "-m", "bench", "run", *real_runs.SHORT]
     pipes = {"stderr": subprocess.PIPE, "env": real_runs.environment(tmp_path), "text": True}

@@ -71,6 +71,12 @@ def test_a_shard_that_is_written_over_while_it_is_trained_on_makes_no_complete_r
     assert re.match(message, run["failure"]["message"]), run["failure"]
 
 
+@pytest.mark.slow
+def test_a_validation_shard_that_is_removed_stays_open_until_the_run_has_ended(tmp_path):
+    code, out, run = _disturbed(tmp_path, lambda folder: (folder / "val.bin").unlink())
+    assert (code, run["status"]) == (0, "complete"), out
+
+
 def _disturbed(tmp_path, hurt):
     """Runs for twice the tokens that there are; hurt(its folder of shards) disturbs step 3 -> (code, ...)."""
     for name in ("train", "val"):

@@ -99,6 +99,7 @@ class Spy(GPT2):
 """
 
 
+@pytest.mark.slow
 def test_the_processes_see_neither_data_nor_results_nor_the_users_folder(tmp_path):
     (tmp_path / "results" / "another").mkdir(parents=True)
     names = [str(data_root()), str(tmp_path / "results" / "another"), str(tmp_path / "spy.py")]
@@ -112,8 +113,8 @@ def test_the_processes_see_neither_data_nor_results_nor_the_users_folder(tmp_pat
     ("program", "why"),
     [
         ("import sys; sys.exit('gone')", "could not be evaluated from its weights: gone"),
-        ("print('0' * 64)", "it wrote 65 bytes"),
-        ("import time; time.sleep(60)", "it took more than 0 s"),
+        slow("print('0' * 64)", "it wrote 65 bytes"),
+        slow("import time; time.sleep(60)", "it took more than 0 s"),
     ],
 )
 def test_a_process_that_ends_answers_something_else_or_hangs_gives_no_logits(tmp_path, monkeypatch, program, why):

@@ -80,6 +80,7 @@ def test_an_input_that_is_read_twice_and_changes_in_between_is_found(world, monk
     assert world.changed(*step)[1] == ["read, changed, and read again (exit code 1)"]
 
 
+@pytest.mark.slow
 def test_a_pipe_that_is_waited_for_is_found(world, monkeypatch):
     monkeypatch.setattr("walk.WITHIN_S", 2)
     monkeypatch.setattr(plain_file, "open_now", os.open)

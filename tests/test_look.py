@@ -159,6 +159,7 @@ def ended_in_its_look(folder, number):
     return real_runs.run_json(run_of), text, run_of
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_in_its_look_stays_complete(tmp_path):
     run, text, folder = ended_in_its_look(tmp_path, signal.SIGINT)
     assert (run["status"], run["look"]["interrupted_by"]) == ("complete", "SIGINT"), text

@@ -339,6 +339,7 @@ class Config(optimizers.Config):
 """
 
 
+@pytest.mark.slow
 def test_a_new_optimizer_is_one_file_and_one_yaml(tmp_path):
     """A process in a copy composes it, checks its settings without torch and makes a step."""
     for name in ("bench", "conf", "models"):

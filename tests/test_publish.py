@@ -125,6 +125,7 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
     assert judge.main([str(folder)]) == 0
 
 
+@pytest.mark.slow
 def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house, results, raced):
     extra = results.add(7)
     assert publish.main([next(run_folder.find_runs([results.folder])).name, "--name", "one"]) == 0

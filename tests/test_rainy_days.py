@@ -63,6 +63,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(diverged_run):
     assert "lower optim.lr" in text
 
 
+@pytest.mark.slow
 def test_a_run_says_that_it_lives_until_it_has_taken_too_long(tmp_path):
     """Its heartbeat is fresh: elsewhere, a run whose heartbeat is a minute old is taken for abandoned."""
     seen = []

@@ -94,6 +94,7 @@ def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries, m
     assert list(deciding.replay(search)) == []
 
 
+@pytest.mark.slow
 def test_a_keep_needs_an_audit_that_takes_about_as_long_as_its_runs(tries, monkeypatch):
     audits, seconds = claimed.Results(tries.results.folder / certificates.AUDITS_FOLDER), iter([10.0, 10.0, 40.0])
 
@@ -240,6 +241,7 @@ def test_what_a_short_run_finds_refuses_a_submission_and_costs_no_level(tries, m
     assert name == "1" and seconds == pytest.approx(10 * 20 / 120, rel=0.01) and run_s == pytest.approx(30, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_submission_before_the_calibration_has_ended_is_decided_once_start_has_continued_it(tries):
     search, number = refereeing.submit(begin(tries), ["optim.beta2=0.92"], "a test", "")
     with pytest.raises(ValueError, match="its calibration has not succeeded: ./run.sh referee start repeats it"):
@@ -390,6 +392,7 @@ def test_a_race_that_a_kill_left_without_its_line_in_the_ledger_is_ended_again(t
 
 
 @pytest.mark.parametrize("stage", ["_audit_run", slow("_short_run")])
+@pytest.mark.slow
 def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search_goes_on(tries, monkeypatch, stage):
     def killed(*args):
         raise Interrupted("SIGTERM")

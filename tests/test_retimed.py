@@ -161,6 +161,7 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
 
 @needs_shared
 @pytest.mark.parametrize("name", ["modded_8xh100", LARGE])
+@pytest.mark.slow
 def test_a_gain_above_a_lines_own_time_names_the_rank_with_most_of_it(name):
     explanation = account.accounts_of(load_all(load.find(SHARED / "files" / name)))[1]
     above = [line for line in explanation["next"] if line["gain_ms"] > line["most_ms"] * (1 + 1e-9)]

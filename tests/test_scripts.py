@@ -190,7 +190,7 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     assert any("track=free" in doubt for doubt in refused)
 
 
-@pytest.mark.parametrize("name", ["good", "untimed_first_steps", "a_child_prints", slow("prints_much")])
+@pytest.mark.parametrize("name", ["good", slow("untimed_first_steps"), "a_child_prints", slow("prints_much")])
 def test_an_honest_script_is_not_doubted(planted, name):
     run = planted(name)
     assert run["status"] == "complete" and script_doubts(run) == []
@@ -233,7 +233,7 @@ def test_a_script_that_prints_64_mb_fills_no_disk(planted):
         ("exits", "exception", "the script ended with exit code 3: no data here: run prepare.py"),
         ("lacks_a_variable", "exception", "KeyError: 'PLANTED_DIR': the script needs this environment variable"),
         ("out_of_memory", "out_of_memory", "MemoryError: planted"),
-        ("asks_for_a_gpu", "no_gpu", "the script asks for a GPU, and torch"),
+        slow("asks_for_a_gpu", "no_gpu", "the script asks for a GPU, and torch"),
         ("silent", "no_metric_lines", "the script printed no line that a dialect"),
         ("garbage", "no_metric_lines", "the script printed no line that"),
         ("diverges", "non_finite_loss", "not a number at step 1"),
