@@ -145,7 +145,7 @@ def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, message)
     assert took_s < 60, took_s  # it was minutes; most of this is the machine's load
 
 
-@pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=slow), signal.SIGTERM])
 def test_a_signal_before_a_run_begins_is_a_line_and_its_exit_code(tmp_path, number):
     command = [sys.executable, "-m", "bench", "run", *real_runs.SHORT]
     pipes = {"stderr": subprocess.PIPE, "env": real_runs.environment(tmp_path), "text": True}
