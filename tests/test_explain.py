@@ -10,7 +10,7 @@ import traces
 from traces import SHARED, event, launched, load_all, needs_shared, step, write
 
 from bench.analysis.explain import account, ceilings, document, parts, ranking, traffic
-from bench.analysis.explain.device_steps import owners
+from bench.analysis.explain.device_steps import Device, owners
 from bench.analysis.explain.explained import add_recorded_events, explain_record
 from bench.analysis.trace import formulas, load, operators
 from bench.api import traces as api_traces
@@ -469,6 +469,15 @@ def test_a_row_without_its_launch_waits_for_a_stream_or_if_it_names_none_for_the
     events.append(event("cpu_op", "aten::item", 1050, 3040))
     events += sum((launched("b", 4200 + ts / 10, 50, ts, number) for number, ts in calls.items()), [])
     assert parts_ns(explained(tmp_path / "a.json", events))[part] >= 3_000_000
+
+
+def test_a_row_without_a_call_has_that_of_the_next_row_that_has_one(tmp_path):
+    events = sum((launched(f"k{number}", 100 * number, 10, 100 * number - 50, number) for number in (1, 3)), [])
+    events += [event("kernel", f"k{number}", 100 * number, 10, pid=0, tid=7, stream=7) for number in (2, 4)]
+    write(tmp_path / "a.json", events)
+    device = Device(*load_all([tmp_path / "a.json"]))
+    first, _, third, _ = device.calls
+    assert min(first, third) >= 0 and device.next_calls == [first, third, third, -1]
 
 
 def test_backward_begins_where_the_thread_of_forward_ends(tmp_path):

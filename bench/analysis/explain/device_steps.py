@@ -70,6 +70,9 @@ class Device:
         columns = (rows, rank.ts[rows], rank.end[rows], calls, ops)
         self.rows, self.starts, self.ends, self.calls, self.operators = (column.tolist() for column in columns)
         self.launched_by: list[int] = _launched_by(rank, rows).tolist()
+        with_calls = np.where(calls >= 0, np.arange(len(calls)), len(calls))
+        nearest = np.minimum.accumulate(with_calls[::-1])[::-1]
+        self.next_calls = np.append(calls, -1)[nearest].tolist()  # of each row or the first after it that has one
 
     def title(self, number: int) -> str:
         """Returns a row's name, or if the kernel is a template that many operators share, that of its operator."""
@@ -196,7 +199,7 @@ class Division:
         is_launched = call < 0 and number is not None and device.launched_by[number] <= low
         caller = call  # by whose thread the device waited; a row that names no launch waited for that of the next row
         if call < 0 and not is_end and rank.correlation[device.rows[following]] <= 0:
-            number, caller = None, next((later for later in device.calls[following:] if later >= 0), call)
+            number, caller = None, device.next_calls[following]
         track = int(rank.track[caller]) if caller >= 0 else self.main
         if track is None or number is not None and call < 0 and not is_launched:
             what = None if is_end else f"before {device.names[following]}, whose launch was not recorded"

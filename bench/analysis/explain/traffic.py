@@ -95,23 +95,19 @@ def _is_shape(dims: object) -> bool:
     return isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims)
 
 
-def _broadcast(shapes: list[list[int]]) -> list[int] | None:
-    """Returns the broadcast shape, None if the shapes do not fit."""
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
-    common = [max(sizes) for sizes in zip(*padded)]
-    return common if all(size in (1, common[axis]) for dims in padded for axis, size in enumerate(dims)) else None
-
-
 def _pointwise(op: str, args: list[Tensor], num_read: int) -> int | None:
-    """Counts each argument and a result of the broadcast shape and of the widest type among arguments with axes.
+    """Counts what is read, and a result of the broadcast shape and of the widest type among arguments with axes.
 
-    num_read: of the arguments; one beyond these is the result itself (out=).
+    num_read: number of tensors that are read; one beyond these is the result itself (out=).
     """
-    shape = _broadcast([tensor.dims for tensor in args])
+    rank = max(len(tensor.dims) for tensor in args)
+    padded = [[1] * (rank - len(tensor.dims)) + tensor.dims for tensor in args]
+    shape = [max(sizes) for sizes in zip(*padded)]
+    if not all(size in (1, shape[axis]) for dims in padded for axis, size in enumerate(dims)):
+        return None
     sizes = [tensor.element_bytes or 0 for tensor in args if tensor.dims] or [args[0].element_bytes or 0]
     element_bytes = 1 if COMPARISONS.match(op) else max(sizes)
-    return None if shape is None else _all(op, args[:num_read]) + element_bytes * math.prod(shape)
+    return _all(op, args[:num_read]) + element_bytes * math.prod(shape)
 
 
 def _all(op: str, args: list[Tensor]) -> int:
