@@ -157,6 +157,24 @@ def test_a_signal_before_a_run_begins_is_a_line_and_its_exit_code(tmp_path, numb
     assert process.returncode == 128 + number and not real_runs.folders(tmp_path)
 
 
+AS_IT_LOADS = """
+import os, runpy, sys
+class Signalled:
+    def find_spec(self, name, path, target=None):
+        if name == "bench.cli.main":
+            os.kill(os.getpid(), int(sys.argv[1]))
+sys.meta_path.insert(0, Signalled())
+runpy.run_module("bench", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_program_loads_is_a_line_and_its_exit_code(number):
+    command = [sys.executable, "-c", AS_IT_LOADS, str(int(number))]
+    done = subprocess.run(command, cwd=real_runs.REPO, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + number, f"interrupted by {number.name}\n")
+
+
 DAEMONS = """
 import subprocess
 from models.gpt2 import GPT2

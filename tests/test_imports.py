@@ -67,17 +67,17 @@ BUDGET = {
     "data": 1_757,
     "record": 7_312,
     "web": 1_202,
-    "analysis": 8_268,
+    "analysis": 8_267,
     "training": 8_770,
     "compare": 3_287,
     "launch": 7_034,
     "report": 4_225,
-    "plans": 8_948,
+    "plans": 8_949,
     "claims": 3_087,
     "api": 1_348,
-    "cli": 4_315,
+    "cli": 4_316,
     "models": 3_464,
-    "tests": 54_138,
+    "tests": 54_166,
 }
 SLACK = 250
 

@@ -186,6 +186,7 @@ def test_a_damaged_checkpoint_is_named_and_a_damaged_record_costs_only_itself(wa
         (("resume={run_id}", "seed=1"), "another seed"),
         (("resume={run_id}", "hardware.num_processes=2"), "another world size, 2 instead of 1"),
         (("resume=nobodys",), "no such run"),
+        (("resume=*",), "no such run"),
     ],
 )
 def test_what_is_another_run_does_not_go_on(warned, overrides, why):

@@ -153,8 +153,8 @@ def _explained(error: str, store: Store) -> str:
 
 
 def _near(name: str, names: Sequence[str]) -> str:
-    names = [text for text in dict.fromkeys(names) if text != name]  # a column of that name is another table's
-    near = [text for text in names if text.rpartition(".")[2] == name] or difflib.get_close_matches(name, names, n=3)
+    names = [column for column in dict.fromkeys(names) if column != name]  # a column of that name is another table's
+    near = [other for other in names if other.rpartition(".")[2] == name] or difflib.get_close_matches(name, names, n=3)
     return f"did you mean {' or '.join(near[:3])}? " if near else ""
 
 

@@ -21,7 +21,8 @@ def main(argv: list[str]) -> int:
     repo = Path(working_folder()).absolute()
     commits = history.commits_of(repo, args.rev)
     series = history.all_series(named.rows_of_names(args.names), commits, args.on)
-    document = history.document(series, f"{repo.name} ({args.rev[: history.SHORT if len(args.rev) == 40 else None]})")
+    rev = args.rev[: history.SHORT] if len(args.rev) == 40 else args.rev
+    document = history.document(series, f"{repo.name} ({rev})")
     for path, text in ((args.html, document.html), (args.badge, lambda: history.badge(series))):
         if path:
             atomic.write_out(user_path(path), text(), "--html" if path is args.html else "--badge")

@@ -184,7 +184,7 @@ def _help_of_verbs() -> Iterator[str]:
 
 
 class _Ended(KeyboardInterrupt):
-    """A signal, whose number it has.  Python itself ends as if by SIGINT after a plain KeyboardInterrupt in eval()."""
+    """Raised by a signal, whose number is its argument.  After a plain KeyboardInterrupt Python ends as by SIGINT."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -239,7 +239,7 @@ def run() -> None:
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt as error:
-        ended_by = signal.Signals(error.args[0] if error.args else signal.SIGINT)  # none: an audit's run was ended
+        ended_by = signal.Signals(error.args[0] if error.args else signal.SIGINT)  # no argument if an audit raised it
         print(f"interrupted by {ended_by.name}", file=sys.stderr)
         code = 128 + ended_by
     sys.exit(code)

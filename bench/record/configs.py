@@ -121,8 +121,8 @@ def as_typed(folder: Path) -> list[str]:
     """Returns the settings with which a run was started, as they were typed.  Raises Damaged."""
     path = folder / "overrides.yaml"
     typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
-    words: list[str] = json_file.check_kind(typed, list[str], path)
-    return words
+    overrides: list[str] = json_file.check_kind(typed, list[str], path)
+    return overrides
 
 
 def _true_of(config: Config, settings_by_key: dict[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"{argument}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
         else:
             common.append(argument)
-    for name in sorted(pythons.keys() - arms.keys()):
+    if unknown := sorted(pythons.keys() - arms.keys()):
+        name = unknown[0]
         raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
