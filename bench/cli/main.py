@@ -230,13 +230,13 @@ def version_text() -> str:
 
 def run() -> None:
     """Runs main() and exits with its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" set it
-            signal.signal(number, _end)
     gc.set_threshold(NEW_OBJECTS)
     escape.open_closed()
     sys.excepthook = lambda *error: escape.Door(sys.stderr).writelines(traceback.format_exception(*error))
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" set it
+                signal.signal(number, _end)  # within the try, as it may raise at once
         code = main(sys.argv[1:])
     except KeyboardInterrupt as error:
         ended_by = signal.Signals(error.args[0] if error.args else signal.SIGINT)  # no argument if an audit raised it
