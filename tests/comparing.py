@@ -8,7 +8,7 @@ import pytest
 
 from bench.compare import comparison
 from bench.compare.selection import Arm
-from bench.record import run_folder
+from bench.record import ledger, run_folder
 from bench.record.rows import row_of
 
 RECORDS = Path(__file__).parent / "records"
@@ -59,10 +59,13 @@ def write(results, run, steps_csv=None):
     """Writes a record as a run folder and returns that.  Its training losses depend on its seed."""
     folder = Path(results) / run["track"] / run["run_id"]
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(run))
     for name in ("config.yaml", "environment.json"):
         (folder / name).write_text((COMPLETE / name).read_text())
-    (folder / "steps.csv").write_text(_steps_of(run["seed"]) if steps_csv is None else steps_csv)
+    steps = (_steps_of(run["seed"]) if steps_csv is None else steps_csv).encode()
+    (folder / "steps.csv").write_bytes(steps)
+    of_steps = {"num_bytes": len(steps), "sha256": ledger.sha256_of_bytes(steps)}
+    artifacts = [item | (of_steps if item["path"] == "steps.csv" else {}) for item in run["artifacts"]]
+    (folder / "run.json").write_text(json.dumps(run | {"artifacts": artifacts}))
     return folder
 
 

@@ -21,6 +21,7 @@ LEDGER, STORE = ("RESULTS/ledger.jsonl",), ("RESULTS/.store.sqlite",)
 COUNT = ("RESULTS/.ledger.count", "STATE/count.json")
 RACE, HERE = ("RACE/plan.json", "RACE/race.json"), ("RUN/environment.json",)
 CLAIMED = (*VERIFIED, *HERE, "RUN/audit.json", *RACE, "STATE/count.json")
+OF_SEARCH = ("SEARCH/ledger.jsonl", "SEARCH/.ledger.count")
 OF_CLAIM = ("CLAIM/claim.yaml", "CLAIM/README.md", "CLAIM/ledger.jsonl", "CLAIM/.ledger.count")
 JUDGED = (*CLAIMED, *LEDGER, *COUNT, *STORE)
 OF_RERUNS = ("RUN/audit.json", "RUN/certificate.json")
@@ -42,13 +43,15 @@ class Verb(NamedTuple):
 READS = {
     "verify": Verb("verify RUN", VERIFIED),
     "table": Verb("table RESULTS", (*FACTS, *LEDGER, *STORE)),
-    "table --leaderboard": Verb("table --leaderboard RESULTS", (*JUDGED, "RESULTS/README.md")),
+    "table --leaderboard": Verb("table --leaderboard RESULTS", (*JUDGED, "RUN/overrides.yaml", "RESULTS/README.md")),
     "sql": Verb("sql QUERY RESULTS", (*FACTS, *LEDGER, *STORE)),
     "compare": Verb("compare RACE", (*RUN, *HERE, "RACE/race.json", *LEDGER)),
     "judge": Verb("judge RACE:B", JUDGED),
     "judge CLAIM": Verb("judge CLAIM", (*CLAIMED, *OF_CLAIM), "claim"),
     "judge --claim": Verb("judge RACE:B --claim OUT", (*JUDGED, "RACE/race.md")),
-    "publish": Verb("publish RACE --name mine", (*COPIED, "RESULTS/README.md", "CWD/README.md")),
+    "publish": Verb(
+        "publish RACE --name mine", (*CLAIMED, *LEDGER, *COUNT, *COPIED, "RESULTS/README.md", "CWD/README.md")
+    ),
     "collect": Verb("collect RESULTS --into OUT", (*RUN, *RACE, *OF_RERUNS, *LEDGER, *COUNT)),
     "report RUN": Verb("report RUN", PAGE),
     "report RACE": Verb("report RACE", (*PAGE, "RACE/race.json")),
@@ -63,11 +66,9 @@ READS = {
     "race --look": Verb("race --look NAME", (*RUN, *HERE, "RACE/plan.json", *LEDGER)),
     "race --resume": Verb("race --resume --anyway", (*PAGE, *HERE, *RACE, *LEDGER, *COUNT), "open"),
     "referee submit": Verb(
-        "referee submit optim.beta2=0.92",
-        (*PAGE, *HERE, *RACE, *LEDGER, *COUNT, "SEARCH/ledger.jsonl", "SEARCH/.ledger.count"),
-        "search",
+        "referee submit optim.beta2=0.92", (*PAGE, *HERE, *RACE, *LEDGER, *COUNT, *OF_SEARCH), "search"
     ),
-    "referee status": Verb("referee status", ("SEARCH/ledger.jsonl",), "search"),
+    "referee status": Verb("referee status", ("STATE/count.json", *OF_SEARCH), "search"),
 }
 ELSEWHERE = {  # {verb that measures, fetches or makes something: what it reads, and where that is tested}
     "run": "conf/, code, git, shards, a script: copied or hashed before its ranks start, compared when they have ended",
@@ -90,7 +91,7 @@ ELSEWHERE = {  # {verb that measures, fetches or makes something: what it reads,
 }
 BELIEVED = {  # {input: when it is trusted}
     "RUN/run.json": "if each field is of its kind; by a verdict if it is the one that the ledger's end line names",
-    "RUN/config.yaml": "by a verdict if its hash is in run.json",
+    "RUN/config.yaml": "by a verdict if its hash is in run.json, and only then through a link",
     "RUN/steps.csv": "by a verdict if its hash is in run.json",
     "RUN/steps_by_rank.csv": "by a verdict if its hash is in run.json",
     "RUN/environment.json": "only for what is shown of it",
@@ -128,6 +129,7 @@ def _another(path, world):
     shutil.copy(others[0] if others else world.made / "a.log", path)
 
 
+PRIVATE = "a link to a private file"
 KINDS = {  # {kind of damage: function that replaces the removed input, whose content is in World.here / "elsewhere"}
     "removed": lambda path, world: None,
     "empty": lambda path, world: path.write_text(""),
@@ -136,6 +138,7 @@ KINDS = {  # {kind of damage: function that replaces the removed input, whose co
     "a device": lambda path, world: path.symlink_to("/dev/zero"),
     "a link to itself": lambda path, world: path.symlink_to(path.name),
     "a link to what it was": lambda path, world: path.symlink_to(world.here / "elsewhere"),
+    PRIVATE: lambda path, world: path.symlink_to(world.private),
     "4 TiB of holes": lambda path, world: (path.touch(), os.truncate(path, 2**42)),
     "a picture": lambda path, world: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256))),
     "a list": lambda path, world: path.write_text("[[1, null, {}]]\n"),

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import comparing
@@ -128,6 +129,12 @@ def test_an_account_adds_up_to_its_step_and_a_difference_is_not_of_one_step(fini
     assert str(account) == printed(explain_cli, finished_run).rstrip("\n")
     with pytest.raises(ValueError, match="it is not the account of one step: read to_dict"):
         _ = api.explain(finished_run, bare_run).step_ms
+
+
+def test_a_race_in_a_thread_is_refused_before_it_is_planned(results):
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="call it in the main thread"):
+        threads.submit(api.race, A="", B="optim=muon").result()
+    assert list(results.iterdir()) == []
 
 
 def test_what_an_optional_package_is_needed_for_says_so(raced, monkeypatch):

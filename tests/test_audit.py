@@ -232,6 +232,14 @@ def tokens_of(files):
     return [np.asarray(shards.check(file.path).tokens()) for file in files]
 
 
+def test_what_a_killed_audit_left_goes_and_what_one_that_runs_has_stays(tmp_path, monkeypatch):
+    (tmp_path / ".audit.left" / "shard").mkdir(parents=True)
+    monkeypatch.setattr(atomic, "LEFT_S", -1.0)
+    with auditing.scratch_folder(tmp_path) as first, auditing.scratch_folder(tmp_path) as second:
+        assert {*tmp_path.iterdir()} == {first, second}
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("kind", counterfactual.KINDS)
 def test_files_keep_their_names_and_sizes(dataset, tmp_path, kind):
     substitute = made(kind, dataset, tmp_path).dataset

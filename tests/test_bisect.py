@@ -6,6 +6,7 @@ import pytest
 import real_runs
 from real_runs import git
 
+from bench.cli import bisect as cli
 from bench.plans.replay import bisect
 from bench.plans.replay.bisect import BAD, GOOD, UNDECIDED
 
@@ -59,6 +60,14 @@ def test_a_commit_that_could_not_be_compared_is_undecided():
     race = {"race_id": "r", "result": {"against": {"B": {"comparable": False, "time": time}}}}
     assert bisect.change_of(race, "step_avg_ms") is None and bisect.answer(None, 1.0) == UNDECIDED
     assert bisect.change_of({"result": None}, "val_loss") is None
+
+
+@pytest.mark.parametrize(("settings", "hint"), [([], "n=10"), (["n=8"], "n=16"), (["n=auto:3-20"], "n=40")])
+def test_a_pair_without_a_shown_change_is_to_be_raced_with_twice_the_runs(history, settings, hint, monkeypatch, capsys):
+    repo, _ = history
+    monkeypatch.setattr(cli._Search, "_change", lambda *_: None)
+    assert cli.main(["HEAD~1", "HEAD", *settings, f"script.root={repo}", "script=file"]) == 1
+    assert f"BAD is not shown to be worse than GOOD: more runs ({hint}), or another pair" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -125,6 +125,7 @@ def test_one_disturbed_run_is_excluded_and_the_others_calibrate(calibrated):
     [
         ("n=1", "n=1: use 2 or more runs per side"),
         ("seed=abc", "seed=abc: the first of 10 seeds: use a whole number"),
+        ("n=1000000000", "use 2 or more runs per side, at most 10,000"),
         ("n=x", "n=x: use 2 or more runs per side"),
     ],
 )
@@ -156,7 +157,7 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
     figures = answer_of(calibrate, "n=2", "model=modern", "seed=7")  # progress goes elsewhere
     warm_up, *others = launched
     assert warm_up == (["model=modern", "seed=7"], True)
-    assert others == [(["model=modern", f"seed={seed}"], None) for seed in (7, 8, 9, 10)]
+    assert others == [(["model=modern", f"seed={seed}"], False) for seed in (7, 8, 9, 10)]
     assert figures["aa"]["mean_s"] == pytest.approx([math.sqrt(10.0 * 10.05), math.sqrt(10.1 * 9.9)])  # A B B A
     assert figures["warm_up_run"].endswith("-s7")
     assert len(figures["runs"]) == 4

@@ -378,6 +378,8 @@ def test_a_loss_that_nothing_can_reach_makes_a_run_invalid():
     assert validity.validity(finished(2.5, 2.5)) == ("valid", [])
     assert validity.validity(finished(0.1)) == ("valid", [])  # an older record has no bound
     assert validity.validity(copy.deepcopy(finished(0.1)) | {"goal": None}) == ("valid", [])
+    ruled, (reason,) = validity.validity(finished(-0.1))
+    assert ruled == "invalid" and "val_loss -0.100000 is below 0" in reason
 
 
 def test_every_track_of_fineweb_has_a_bound_below_its_target():

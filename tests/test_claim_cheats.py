@@ -16,7 +16,8 @@ from bench.claims.rules import records
 from bench.cli import judge
 from bench.config import identity, schema
 from bench.plans.race import planning
-from bench.record import ledger, line_count
+from bench.record import ledger, line_count, race_folder
+from bench.report import verdicts
 
 WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was left out", "every record matches the ledger"
 OWN_SEED, PLAN = "every run has its own seed", "the plan is as strict as the track"
@@ -53,15 +54,25 @@ def test_a_plan_with_the_candidates_own_alpha_and_margin_is_refused(results, mon
 
 def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results, monkeypatch, capsys):
     assert failed(results.race(monkeypatch, "n=2"))[PLAN].endswith("n 2, the track's is 3")
-    assert "judge refuses a claim: n=2 is too few: track cpu_nano requires 3 (n=3)" in capsys.readouterr().out
+    assert "judge would refuse a claim: n=2 is too few: track cpu_nano requires 3 (n=3)" in capsys.readouterr().out
     rules = claimed.config().track.rules
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))
     assert failed(results.race(monkeypatch))[PLAN].endswith("it asks for steps_to_target, the track judges time")
 
 
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):
-    evidence = failed(results.race(monkeypatch, hurt={3: "interrupt", 6: "interrupt"}))["few runs were interrupted"]
-    assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
+    folder = results.race(monkeypatch, hurt={3: "interrupt", 6: "interrupt"})
+    compared = race_folder.verdicts_of(race_folder.read(folder))["B"]
+    assert "run-again" in compared["flags"] and compared["run_again"] == [0, 2]
+    assert "0 runs of the baseline and 2 of the candidate were interrupted and run again" in str(
+        verdicts.basis(compared)
+    )
+    for limit in (2, None):  # the free track allows any number
+        rules = schema.TrackRules(**vars(claimed.config().track.rules) | {"max_interrupted": limit})
+        track = dataclasses.replace(claimed.config().track, rules=rules)
+        monkeypatch.setattr(claim, "track_rules", lambda name, track=track: track)
+        evidence = failed(folder)["few runs were interrupted"]
+        assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
 
 
 def test_fewer_compilations_than_the_track_asks_are_refused(results, monkeypatch):

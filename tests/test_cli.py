@@ -26,7 +26,7 @@ def results(tmp_path_factory):
     ("arguments", "message"),
     [
         (["model=gpt3"], "run: model=gpt3"),
-        (["run", "data=shards"], "data.train_glob is not set"),
+        (["run", "data=shards"], "data.source=shards needs data.train_glob"),
         (["run", "optim.schedule=cosine"], "optim.schedule=cosine: write optim/schedule=cosine; choose from constant"),
         (["run", "optim.warmup_frac=0"], "optim.warmup_frac=0: did you mean optim.schedule.warmup_frac?"),
         (["run", "optim.name=sgd"], "optim.name=sgd: there is no models/optimizers/sgd.py; choose from adamw"),
@@ -39,6 +39,8 @@ def results(tmp_path_factory):
         (["speedrun", "-m", "seed=0,1"], "speedrun: -m: only ./run.sh run makes sweeps: omit it"),
         (["race", "A=model=modern,gpt2", "B="], "a race gives each value an arm: A=model=modern B=model=gpt2"),
         (["export", "x", "--tp", "csv"], "export: --tp: there is no such option or argument; did you mean --to?"),
+        (["report", "x", "--png", "y"], "there is no such option or argument; what is written goes to --out y"),
+        (["table", "--json=x"], "table: --json: it takes no value: omit that"),
         (["init", "."], "init: .: there is no such option or argument; ./run.sh init --help says more"),
         (["race", "A=", "B=optim=muon", "--fail-if", "shown"], "--fail-if shown: it needs a condition: add --fail-on"),
         (["judge", "README.md"], "README.md: is not a folder of runs"),
@@ -54,7 +56,6 @@ def results(tmp_path_factory):
         (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep, which ./run.sh run -m makes"),
         (["run", "optim.lr=nan"], "optim.lr=nan: use a number above 0"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
-        (["run", "track=free", "--anyway"], "--anyway: it is for sweeps (-m)"),
         (["compare", "a", "b", "--format", "json"], "no such option or argument; did you mean --json?"),
         (["run", "-m", "seed=0,1", "--parallel", "3"], "no such option or argument; did you mean --jobs?"),
         (["table", "--html"], "table: --html: ./run.sh report writes pages"),
@@ -70,6 +71,14 @@ def test_wrong_use_is_one_clear_line_and_exit_code_2(arguments, message, results
     stderr = capsys.readouterr().err
     assert message in stderr and "Traceback" not in stderr and len(stderr.strip().splitlines()) == 1
     assert list(results.iterdir()) == []  # nothing was started
+
+
+def test_a_command_in_a_folder_that_is_gone_is_answered_in_a_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert program.main(["table"]) == 2
+    assert capsys.readouterr().err == "table: No such file or directory: go to a folder that is there, and free space\n"
 
 
 def test_a_run_without_torch_is_refused_before_it_begins(results, monkeypatch, capsys):
@@ -96,7 +105,7 @@ def test_without_a_word_the_program_shows_its_commands_by_purpose(printed):
 )
 def test_a_dry_run_says_what_would_run_and_writes_nothing(arguments, message, results, printed):
     output = printed(program, *arguments, "--dry-run")
-    assert message in output and output.endswith("a dry run: nothing was started or written\n")
+    assert message in output and output.endswith("a dry run: nothing was trained or recorded\n")
     assert [path for path in results.rglob("*") if path.is_file() and path.name != ".checked.json"] == []
 
 
@@ -122,7 +131,7 @@ def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path)
     once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--quiet")
     assert once_more.returncode == 0 and once_more.stdout.startswith("   sweep  1 of 1 complete\n")
     once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--json")
-    assert once_more.stderr.count("complete before") == 1
+    assert once_more.stderr.count("already complete") == 1
     assert json.loads(once_more.stdout) == [printed[1]]
 
 
@@ -181,7 +190,7 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
-    assert "plan  20 steps, 10,240 tokens (0.01 epochs) a run; track.repeats=1 makes one run" in done.stdout
+    assert "each run takes 20 steps, 10,240 tokens (0.01 epochs); track.repeats=1 makes only one run" in done.stdout
     assert "     run  1 of 2: seed 0\n" in done.stdout
     assert re.search("run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout)
 
@@ -210,8 +219,8 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     kept = [results.add(seed, change=change, source="4") for seed, change in ((0, suspect), (1, suspect), (1, None))]
     head, *lines = printed(run_verb, "-m", "seed=0,1").splitlines()
     assert head.endswith(", 2 runs: 2 seed") and head.startswith("   sweep  sweep-")
-    assert lines[0].startswith(f"   sweep  seed=0: complete before, {kept[0].name}, suspect: other programs used 0.50")
-    assert lines[1] == f"   sweep  seed=1: complete before, {kept[2].name}"
+    assert lines[0].startswith(f"   sweep  seed=0: already complete, {kept[0].name}, suspect: other programs used 0.50")
+    assert lines[1] == f"   sweep  seed=1: already complete, {kept[2].name}"
     assert lines[2] == "   sweep  2 of 2 complete"  # one config: nothing to rank
     assert lines[3].endswith(f"/sweep.html; ./run.sh table --sweep {head.split()[1].rstrip(',')}")
     assert len(reads) == 1  # for what is complete: not once a point

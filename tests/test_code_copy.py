@@ -136,6 +136,12 @@ def test_a_cache_that_others_can_write_is_not_used(small, cache, monkeypatch, tm
         copied(small)
 
 
+def test_a_copy_that_may_not_be_written_is_not_refused_for_want_of_space(small, cache, monkeypatch):
+    monkeypatch.setattr(code_copy, "_write", lambda *args: os.mkdir("/proc/denied"))
+    with pytest.raises(ValueError, match="the code cannot be copied there .*: make it writable"):
+        copied(small)
+
+
 def test_what_lies_beside_the_users_own_sources_is_linked(tmp_path, cache):
     (tmp_path / "pkg").mkdir()
     for name in ("net.py", "pkg/deep.py", "weights.bin", "pkg/unseen.py"):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -123,10 +124,13 @@ def test_lines_that_are_removed_from_what_was_collected_show(machines, first, en
 def test_a_run_that_fails_verify_stays_where_it_is_and_the_others_come(machines, capsys):
     a, b, into = machines
     (bad, good) = runs_in(a.folder)
+    wrong = a.add(3, change=lambda run: run.update(config_id="0" * 8)).name
     steps = a.folder / bad / "steps.csv"
     steps.write_text(steps.read_text().replace("3.0,", "3.1,", 1))
     assert collected(into, a) == 1
-    assert f"{bad}: fails verify: artifacts are unchanged: steps.csv has another sha256" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{bad}: its steps.csv is not the one that its run.json lists: it was changed" in out
+    assert re.search(rf"{wrong}: fails verify: .*config id is that of the config: ", out)
     assert runs_in(into) == [good]
     assert list(failed(into)) != []  # the ledger says that there was one more
 

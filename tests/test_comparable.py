@@ -169,7 +169,7 @@ def test_arms_one_after_the_other_have_no_verdict_and_an_interval_widened_by_a_d
     assert outcome["time"]["change_pct"] == pytest.approx(change)
     assert outcome["time"]["ci95_pct"] == pytest.approx([low - 0.2, high + 0.2])
     assert outcome["time"]["p"] < 1e-9 and outcome["time"]["rounds"] is None
-    remark = "widened by the 0.2 % that repeats of one code differ by within a session): ./run.sh race interleaves"
+    remark = "widened by the 0.2 % by which repeats of the same code differ within a session): ./run.sh race"
     assert remark in outcome["words"]
     assert "slower" not in outcome["words"]
 
@@ -285,7 +285,7 @@ def test_an_unknown_start_is_an_unknown_order():
     assert {"order-unknown", "session-unknown"} <= set(outcome["flags"])
     change, (low, high) = welch_pct(FAST, SLOW)
     assert outcome["time"]["ci95_pct"] == pytest.approx([low - 1.8, high + 1.8])
-    assert "the 1.8 % that repeats of one code differ by between sessions" in outcome["words"]
+    assert "the 1.8 % by which repeats of the same code differ between sessions" in outcome["words"]
 
 
 # ---- what differs

@@ -1,18 +1,22 @@
-"""./run.sh compare: words to arms, what is shown, exit codes.  The numbers have their own tests."""
+"""./run.sh compare: words to arms, what is shown, exit codes, its page.  The numbers have their own tests."""
 
 import csv
 import io
 import json
 import math
 import re
+import shutil
 
 import pytest
 import traces
+from browser import Browser, needs_browser
 from comparing import FAST, SLOW, a_run, raced, write
 
 from bench.analysis.diagnosis import between_runs
 from bench.cli import compare, explain
+from bench.cli import compare as cli
 from bench.compare import calibration
+from bench.record import run_folder
 
 
 @pytest.fixture
@@ -50,6 +54,8 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         (["aaaaaaaa"], "this is a single group of runs: name two, A B, or a race"),
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:x"], "--fail-on slower:x: use slower:0.5%, or one of slower"),
+        (["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:nan%"], "--fail-on slower:nan%: use slower:0.5%"),
+        (["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:1e999%"], "--fail-on slower:1e999%: use slower:0.5%"),
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "quick"], "--fail-on quick: use"),
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "faster:1%"], "--fail-on faster:1%: use"),
         (["empty", "empty"], "it holds no run folder and no training log"),
@@ -101,7 +107,7 @@ def test_a_race_alone_compares_every_arm_with_the_first(race, answer_of):
     assert [comparison["names"] for comparison in comparisons] == [["A", "B"], ["A", "C"]]
     assert [comparison["verdict"] for comparison in comparisons] == ["slower", "slower"]
     assert all(comparison["time"]["p_holm"] >= comparison["time"]["p"] for comparison in comparisons)
-    assert comparisons[0]["plan"] == {"looks": [5], "alpha": 0.05}
+    assert comparisons[0]["plan"] == {"looks": [5], "alpha": 0.05, "name": None, "sequential": False}
 
 
 def test_every_arm_is_called_by_its_name(race, arms, answer_of, printed):
@@ -140,7 +146,9 @@ def test_exit_codes(arms, results, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:6%"]) == 0
     assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", "slower:0.5"]) == 0  # faster
     why = "--fail-on slower fails: a slowdown of B by more than 0.5 % is shown"
-    assert f"{why} (95 % interval +4.84 to +5.13 %, verdict slower)" in capsys.readouterr().err
+    written = capsys.readouterr().err
+    assert f"{why} (95 % interval +4.84 to +5.13 %, verdict slower)" in written
+    assert "--fail-on slower passes: a slowdown of B by more than 6 % is excluded (95 % interval +4.84 to" in written
 
 
 def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, answer_of, capsys):
@@ -184,15 +192,18 @@ def test_other_conditions_to_fail_on(noisy, capsys):
 
 def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(noisy, capsys):
     """-0.28 to +3.16 %: slower by 3 % is possible and not shown; by 3.2 % is excluded."""
-    for condition, reading, code in (
-        ("slower:3%", "possible", 1),
-        ("slower:3%", "shown", 0),
-        ("slower:3.2%", "possible", 0),
-        ("slower", "possible", 1),  # by more than the margin
+    end = "(95 % interval -0.28 to +3.16 %, verdict inconclusive)\n"
+    for condition, reading, code, why in (
+        ("slower:3%", "possible", 1, "fails: a slowdown of B by more than 3 % is not excluded"),
+        ("slower:3%", "shown", 0, "passes: a slowdown of B by more than 3 % is not shown"),
+        ("slower:3.2%", "possible", 0, "passes: a slowdown of B by more than 3.2 % is excluded"),
+        ("slower", "possible", 1, "fails: a slowdown of B by more than 0.5 % is not excluded"),  # than the margin
+        ("worse", "possible", 0, "passes: inconclusive: B against A: +1.43 %"),
     ):
         assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", condition, "--fail-if", reading]) == code
-    sentence = "slowdown of B by more than 0.5 % is not excluded (95 % interval -0.28 to +3.16 %, verdict inconclusive)"
-    assert sentence in capsys.readouterr().err
+        written = capsys.readouterr().err
+        assert written.startswith(f"--fail-on {condition.partition(':')[0]} {why}")
+        assert condition == "worse" or written.endswith(end)
 
 
 # ---- what is shown
@@ -202,7 +213,7 @@ def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and
     compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
     shown = capsys.readouterr().out
     statements = ["verdict: SLOWER", "nothing in the records differs", "comparable: yes", "compared: "]
-    numbers = ["noise floor 0.1 %", "MDE (80 % power)", "\ntime ", "\nval_loss", "peak memory", "within-run"]
+    numbers = ["noise floor: 0.1 %", "MDE (80 % power)", "\ntime ", "\nval_loss", "peak memory", "within-run"]
     places = [shown.index(phrase) for phrase in statements + numbers]
     assert places == sorted(places)
     assert "change %  share %" in shown  # every column of per cent has a head
@@ -244,6 +255,8 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, answer_of):
         environment = json.loads((folder / "environment.json").read_text())
         variables = {"NCCL_ALGO": "Ring", "SPEEDRUN_LAUNCHED_S": folder.name}
         (folder / "environment.json").write_text(json.dumps(environment | {"env": variables}))
+        run = json.loads((folder / "run.json").read_text()) | {"artifacts": run_folder.listed(folder)}
+        (folder / "run.json").write_text(json.dumps(run))
     differences = answer_of(compare, "aaaaaaaa", "bbbbbbbb")["differences"]
     assert {"kind": "config", "what": "optim.lr", "a": [0.003], "b": [0.001]} in differences
     assert {"kind": "environment", "what": "env.NCCL_ALGO", "a": [None], "b": ["Ring"]} in differences
@@ -300,8 +313,9 @@ def test_losses_that_are_the_same_bit_for_bit_waive_the_loss_test(results, answe
     a, b = raced(FAST, SLOW)
     folders = [write(results, run | {"seed": number}) for runs in (a, b) for number, run in enumerate(runs)]
     assert answer_of(compare, "aaaaaaaa", "bbbbbbbb")["val_loss"]["verdict"] == "waived"
-    steps = folders[-1] / "steps.csv"
-    steps.write_text(steps.read_text().replace("5.75", "5.750000001"))
+    steps = (folders[-1] / "steps.csv").read_text().replace("5.75", "5.750000001")
+    shutil.rmtree(folders[-1])
+    write(results, b[-1] | {"seed": len(b) - 1}, steps)
     val_loss = answer_of(compare, "aaaaaaaa", "bbbbbbbb")["val_loss"]
     assert (val_loss["identical"], val_loss["verdict"]) == (False, "inconclusive")
 
@@ -341,19 +355,24 @@ def test_traces_of_one_arm_only_are_not_compared(arms, answer_of):
 
 def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, arms, printed, capsys):
     content = json.loads((race / "race.json").read_text())
+    with pytest.raises(ValueError, match="r1: it has 3 arms: name two of them, r1:A r1:B"):
+        explain.main(["r1"])
     del content["arms"]["C"]
     for name, folders in zip("AB", arms, strict=True):
         warm_up = content["arms"][name]["runs"].pop(0)  # has the look, and is in no number of the race
         content["arms"][name]["warm_up_runs"] = [warm_up]
         (folders[0] / "traces").mkdir()
     (race / "race.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="r1:A: no run of this arm has a trace: race again with look=on"):
-        explain.main(["r1:A", "r1:B"])
+    advice = "r1:A: no run of this arm has a profiled step: race again with look=on; `./run.sh compare r1 --why` shows"
+    for names in (["r1:A", "r1:B"], ["r1"]):
+        with pytest.raises(ValueError, match=advice):
+            explain.main(names)
     for folders, kernel_us in zip(arms, (100, 150), strict=True):
         events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 800)
         traces.write(folders[0] / "traces" / "look_rank0.pt.trace.json.gz", events)
     first, causes = (shown := printed(explain, "r1:A", "r1:B")).splitlines()[:2]
     assert printed(explain, "r1") == shown
+    assert "A: the run's own steps took " in shown and " on average, unlike the profiled ones: read gains as" in shown
     assert first.startswith("r1:A -> r1:B: a step takes") and "+0.050 ms no bound known: my_kernel" in causes
     assert explain.main(["r1:B", str(arms[0][0]), "--json"]) == 0  # an arm against a run
     assert json.loads(capsys.readouterr().out)["lines"][0]["change_ms"] == pytest.approx(-0.05)
@@ -397,7 +416,7 @@ def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results
     assert {"imported", "session-unknown"} <= set(comparison["flags"])
     assert not {"order-confounded", "order-unknown", "mixed-code"} & set(comparison["flags"])
     assert comparison["memory"]["change_pct"] == 0.0
-    assert "nothing says that both arms ran in one session" in printed(compare, "claim/baseline", "claim/this_pr")
+    assert "whether both arms ran in one session is unknown" in printed(compare, "claim/baseline", "claim/this_pr")
 
 
 def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, answer_of):
@@ -420,3 +439,62 @@ def test_one_log_under_six_names_with_other_times_is_one_run(results, answer_of)
             (results / arm).mkdir(exist_ok=True)
             (results / arm / f"{copy}.txt").write_text(head + lines + loss)
     assert answer_of(compare, "a", "b")["time"]["n"] == [1, 1]
+
+
+NUM_STEPS = 20
+
+
+def log(step_ms, final_loss):
+    """A log as modded-nanogpt writes it: each step takes step_ms."""
+    lines = [f"step:0/{NUM_STEPS} val_loss:10.8258 train_time:0ms step_avg:nanms"]
+    for step in range(1, NUM_STEPS + 1):
+        lines.append(
+            f"step:{step}/{NUM_STEPS} train_loss:{10 - step / 4:.4f} train_time:{step * step_ms:.0f}ms "
+            f"step_avg:{step_ms:.2f}ms"
+        )
+    end = f"train_time:{NUM_STEPS * step_ms:.0f}ms step_avg:{step_ms:.2f}ms"
+    return "\n".join([*lines, f"step:{NUM_STEPS}/{NUM_STEPS} val_loss:{final_loss} {end}"]) + "\n"
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    """Two folders of three logs each: theirs steps in 100 ms, ours in 90."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    for name, step_ms in (("theirs", 100), ("ours", 90)):
+        (tmp_path / name).mkdir()
+        for num in range(3):
+            (tmp_path / name / f"{num}.txt").write_text(log(step_ms + num / 2, 5.0 + num / 100))
+    return tmp_path
+
+
+def page_of(logs, capsys):
+    path = logs / "pages" / "verdict.html"
+    assert cli.main([str(logs / "theirs"), str(logs / "ours"), "--html", str(path)]) == 0
+    assert capsys.readouterr().out.strip().endswith("verdict.html")
+    return path
+
+
+def test_two_folders_of_logs_become_one_page_to_send(logs, capsys):
+    html = page_of(logs, capsys).read_text()
+    order = (">not interleaved</span>", "<dt>A</dt>", "<dt>B</dt>", "<svg", ">-9.95 %", "data-chart", "<h2>Runs</h2>")
+    assert sorted(order, key=html.index) == list(order)  # 20 * 90.5 ms against 20 * 100.5 ms; no log has a date
+    assert re.search(r"<dd>[^<]*/theirs</dd>", html) and str(logs) not in html  # no path of this machine
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", html)
+
+
+@needs_browser
+def test_the_page_shows_its_verdict_on_its_first_screen(logs, capsys):
+    path = page_of(logs, capsys)
+    with Browser() as browser:
+        for width, height in ((1300, 900), (400, 800)):
+            shown = browser.open(path, width=width, height=height)
+            assert shown.errors == [] and len(shown.requests) == 1
+            assert shown.js("document.querySelector('.verdict .badge').getBoundingClientRect().bottom < innerHeight")
+            assert shown.js("document.documentElement.scrollWidth <= innerWidth")
+            num_charts = shown.js("document.querySelectorAll('[data-chart]').length")
+            assert num_charts >= 2 and shown.js("document.querySelectorAll('.u-over').length") == num_charts
+
+
+def test_a_path_that_cannot_be_written_is_refused_by_its_option(logs):
+    with pytest.raises(ValueError, match="--html .*0.txt/page.html: cannot be written"):
+        cli.main([str(logs / "theirs"), str(logs / "ours"), "--html", str(logs / "ours" / "0.txt" / "page.html")])

@@ -194,7 +194,7 @@ def test_a_program_that_burns_in_one_arms_runs_alone_leaves_no_verdict_on_time()
     a = [suspect(run, "other programs used 0.80 CPU cores during the run (limit 0.1): burner 0.78") for run in a]
     for comparison in (compare(a, b), compare(a[:2], b[:2]), compare(b, a)):
         assert (comparison["comparable"], comparison["verdict"]) == (False, "not_comparable")
-        assert any("burner 0.78; a program that is busy only" in reason for reason in comparison["reasons"])
+        assert any("burner 0.78; load that is mostly beside one arm" in reason for reason in comparison["reasons"])
     everywhere = compare(a, [suspect(run) for run in b])  # a busy machine, which knows no arm
     assert everywhere["comparable"] and "suspect-runs" in everywhere["flags"]
 
@@ -261,7 +261,7 @@ def test_a_planned_race_has_a_verdict_only_at_its_planned_number_of_runs():
         comparison = compared(a, b, plan=plan)
         assert comparison["verdict"] == "inconclusive"
         assert "not-at-a-planned-look" in comparison["flags"]
-        assert "the plan looks at 5 a side" in comparison["words"]
+        assert "but the plan looks at 5 per arm" in comparison["words"]
 
 
 def test_declared_looks_share_the_level():
@@ -278,19 +278,19 @@ def test_declared_looks_share_the_level():
 def test_not_worse_is_shown_only_where_the_margin_is_excluded(monkeypatch):
     losses = [4.2500, 4.2501, 4.2499, 4.2500, 4.2502]
     changes = {"a_losses": losses, "b_losses": [loss + 0.0005 for loss in losses]}
-    by_default = "0.002 nats, the default, as the track has no loss_margin_nats"
+    by_default = "0.002 nats (the default; the track sets no loss_margin_nats)"
     track_settings = target.track_settings("cpu_nano") | {"rules": {"loss_margin_nats": 0.0004}}
     for options, verdict, margin in (
         ({}, "not_worse", by_default),
-        ({"loss_margin_nats": 0.0005}, "worse", "0.0005 nats, as given"),
-        ({"plan": {"n": 5, "loss_margin_nats": 0.001}}, "not_worse", "0.001 nats, as planned"),
-        ({"track_settings": track_settings}, "worse", "0.0004 nats, as track cpu_nano has it"),
+        ({"loss_margin_nats": 0.0005}, "worse", "0.0005 nats (as given)"),
+        ({"plan": {"n": 5, "loss_margin_nats": 0.001}}, "not_worse", "0.001 nats (from the plan)"),
+        ({"track_settings": track_settings}, "worse", "0.0004 nats (set by track cpu_nano)"),
     ):
         if track_settings := options.pop("track_settings", None):
             monkeypatch.setattr(target, "track_settings", lambda _: track_settings)
         comparison = compared(FAST, FAST, changes=changes, **options)
         assert comparison["val_loss"]["verdict"] == verdict
-        assert f"margin of val_loss: {margin}" in wording.design_sentences(comparison)
+        assert f"margin for val_loss: {margin}" in wording.design_sentences(comparison)
     monkeypatch.undo()
     changes = {"a_losses": [4.2, 4.3, 4.25, 4.22, 4.28], "b_losses": [4.21, 4.3, 4.25, 4.22, 4.28]}
     assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "inconclusive"

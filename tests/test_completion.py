@@ -13,6 +13,7 @@ from bench import __version__
 from bench.cli import completion
 from bench.cli import main as main_module
 from bench.cli.main import VERBS
+from bench.config import groups
 
 REPO = Path(__file__).resolve().parent.parent
 ENV = os.environ | {"SPEEDRUN_PYTHON": sys.executable}
@@ -78,6 +79,14 @@ def test_tab_offers_what_fits(tab, line, offered):
 @pytest.mark.parametrize("line", ["run.sh explain nothing-such", "run.sh nonsense x", "run.sh run seed="])
 def test_tab_offers_nothing_where_nothing_fits(tab, line):
     assert tab(line) == set()
+
+
+def test_a_name_that_a_shell_would_run_is_not_offered(tmp_path, monkeypatch):
+    monkeypatch.setattr(groups, "choices", lambda group: ["zz-plain", "zz$(touch pwned)", "zz;ls", "zz`ls`"])
+    assert completion.candidates("run.sh run experiment=zz") == ["experiment=zz-plain"]
+    (tmp_path / "20261124T001015Z-$(touch pwned)").mkdir()
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    assert completion.candidates("run.sh explain 2026") == []
 
 
 ZSH = """zmodload zsh/zpty

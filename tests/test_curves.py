@@ -311,6 +311,8 @@ def test_the_legend_hides_a_series_with_its_band_by_mouse_and_by_key(browser, re
     shown = drawn(browser, tmp_path, curves.arm_charts({"A": folders})[0])
     assert shown.js("plots['arms-val_loss-step'].series.map((one) => one.show)") == [True] * 4
     head = ".u-series:nth-child(4) th"  # after x and the edges of the band
+    assert shown.js(f"getComputedStyle(document.querySelector('{head}'), '::after').content") == "none"  # no colon
+    assert shown.js("document.querySelector('.u-series:nth-child(4) td').textContent") == ""  # without a cursor
     shown.click(head)
     shown.until("plots['arms-val_loss-step'].series.slice(1).every((one) => !one.show)")
     assert shown.js(f"document.querySelector('{head}').getAttribute('aria-pressed')") == "false"

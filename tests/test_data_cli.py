@@ -27,7 +27,7 @@ def call(capsys, *arguments):
 
 def test_what_was_made_is_shown_to_people_and_to_programs(capsys):
     code, out, err = call(capsys, "make", "markov", *SMALL)
-    assert code == 0 and "making markov-" in err
+    assert code == 0 and "building markov-" in err
     assert "markov: vocab_size 64, 1 train and 1 val shards, checked" in out
     assert call(capsys, "show", "markov", *SMALL) == (0, out, "")
     code, out, err = call(capsys, "make", "markov", *SMALL, "--json")

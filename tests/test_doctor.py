@@ -22,7 +22,7 @@ def test_ranks_that_answer_report_software_and_bandwidth():
     """Four ranks reduce 64 MiB in the slowest rank's 2 ms: 2 * 3/4 * 64 MiB / 2 ms, or 0.09375 GiB / 0.002 s."""
     software, collective, speed = probe.judge("cuda", [answer(all_reduce_ms=ms) for ms in (1.0, 2.0, 1.5, 1.0)])
     assert software.found == "torch 2.13.0, CUDA 13.0, cuDNN 92000, NCCL 2.29.7"
-    assert collective.found == "4 ranks agree; all-reduce of 64 MiB 2.00 ms, 46.9 GiB/s a rank"
+    assert collective.found == "4 ranks agree; all-reduce of 64 MiB: 2.00 ms, 46.9 GiB/s per rank"
     assert {software.status, collective.status, speed.status} == {"ok"}
     assert [check.name for check in probe.judge("cpu", [answer(), answer()])] == ["software", "collective"]
     assert probe.judge("cuda", [answer(all_reduce_ms=None)])[1].found == "one process: nothing to communicate with"
@@ -71,7 +71,7 @@ def test_the_last_line_says_whether_the_machine_is_fit():
 def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
     assert doctor.driver({"nvml": "NVML Shared Library Not Found"}, None).status == "fail"
     env = {"nvml": None, "driver": "580.65.06", "gpus": [{"visible": 0}, {"visible": None}]}
-    assert doctor.driver(env, None).found == "580.65.06, 2 GPU(s), 1 visible"
+    assert doctor.driver(env, None).found == "580.65.06, 2 GPUs, 1 visible"
     assert doctor.driver(env, ("it is too old", "update it")) == Check("driver", "fail", "it is too old", "update it")
 
 

@@ -145,16 +145,31 @@ def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, message)
     assert took_s < 60, took_s  # it was minutes; most of this is the machine's load
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=slow), signal.SIGTERM])
-def test_a_signal_before_a_run_begins_is_a_line_and_its_exit_code(tmp_path, number):
+def _block_all():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+@pytest.mark.parametrize(
+    ("number", "start"),
+    [pytest.param(signal.SIGINT, None, marks=slow), (signal.SIGTERM, None), (signal.SIGTERM, _block_all)],
+)
+def test_a_signal_before_a_run_begins_is_a_line_and_its_exit_code(tmp_path, number, start):
+    """Also where a starter has blocked all signals."""
     command = [sys.executable, "-m", "bench", "run", *real_runs.SHORT]
-    pipes = {"stderr": subprocess.PIPE, "env": real_runs.environment(tmp_path), "text": True}
+    pipes = {"stderr": subprocess.PIPE, "env": real_runs.environment(tmp_path), "text": True, "preexec_fn": start}
     with subprocess.Popen(command, cwd=real_runs.REPO, **pipes) as process:
         status = Path(f"/proc/{process.pid}/status")
         real_runs.wait_for(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) & 1 << 14, every_s=0.001)
         process.send_signal(number)
         assert process.communicate()[1] == f"interrupted by {number.name}\n"
     assert process.returncode == 128 + number and not real_runs.folders(tmp_path)
+
+
+def test_a_python_that_prints_as_it_starts_disturbs_no_run(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('hello')\n")  # as hooks of clusters and conda do
+    done = real_runs.bench(tmp_path / "results", "run", *real_runs.SHORT, PYTHONPATH=str(tmp_path), code=0)
+    (folder,) = real_runs.folders(tmp_path / "results")
+    assert real_runs.run_json(folder)["status"] == "complete", done.stderr
 
 
 AS_IT_LOADS = """

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import shutil
+import time
 
 import browser
 import pytest
@@ -16,7 +18,7 @@ from bench.analysis.trace import formulas, load, operators
 from bench.api import traces as api_traces
 from bench.base.units import GIB
 from bench.cli import explain as verb
-from bench.machine.passport import kept
+from bench.machine import passports
 from bench.record import step_files
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
@@ -93,10 +95,8 @@ def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
         parts.EXPOSED: 10_000,
         parts.BETWEEN: 2_000,
         parts.LAUNCH: 8_000 + 5_000,
-        parts.HOST: 10_000
-        + 2_000
-        + 5_000
-        + 10_000,  # before aten::mm, in it, in the optimizer before and after "update"
+        # before aten::mm, in it, in the optimizer before and after "update"
+        parts.HOST: 10_000 + 2_000 + 5_000 + 10_000,
         parts.SYNC: 10_000,
     }
     assert explanation["step_ms"] == 0.1
@@ -123,7 +123,7 @@ def test_a_launch_that_holds_the_host_counts_as_long_as_it_holds_it(tmp_path):
     assert (line["what"], line["gain_ms"]) == ("before loaded", 0.7)  # and "last" is launched as much earlier
 
 
-MEASURED = kept.Ceilings(
+MEASURED = passports.Ceilings(
     [
         {"kind": "gemm", "precision": "bfloat16", "shape": [8192, 8192, 8192], "high": 800.0},
         {"kind": "gemm", "precision": "bfloat16", "shape": [1024, 1024, 1024], "high": 400.0},
@@ -218,9 +218,10 @@ def test_a_step_begins_where_the_device_has_finished_the_one_before(tmp_path):
     assert explanation["ranks"]["0"]["steps"][1]["sum_ns"] == {parts.UNBOUND: 20_000, parts.BETWEEN: 1_000}
 
 
-def two_ranks(folder):
+def two_ranks(folder, slow_us=25):
+    folder.mkdir(exist_ok=True)
     ranks = []
-    for rank, (kernel, own_us) in enumerate((("quick", 10), ("slow", 25))):
+    for rank, (kernel, own_us) in enumerate((("quick", 10), ("slow", slow_us))):
         events = [*launched("forward_" + kernel, 1, own_us, 0, 1, call_dur=0.5)]
         events += launched("ncclDevKernel_AllReduce", 1 + own_us, 40 - own_us, 0.6, 2, call_dur=0.2)
         ranks.append(write(folder / f"rank{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2}))
@@ -239,6 +240,30 @@ def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
     assert (first["part"], first["rank"], first["gain_ms"]) == (parts.WAITING, 1, 0.015)
     alone = account.accounts_of(load_all(two_ranks(tmp_path)[:1]))[1]
     assert alone["doubts"][0].startswith("the traces are of 1 of 2 ranks") and "of 2 ranks" not in str(facts["doubts"])
+
+
+@pytest.mark.parametrize("goes_on_ms, ns", [(60, [30e6, 20e6, 50e6]), (75, [0, 0, 0])])  # 15 ms later it did more
+def test_a_thread_that_recorded_nothing_waited_for_a_message_if_it_went_on_at_once(tmp_path, goes_on_ms, ns):
+    for rank, own_ms in enumerate((10, 40)):
+        message = event("user_annotation", "gloo:all_reduce", 1000 * own_ms, 1000 * (60 - own_ms), tid=2)
+        own = [event("cpu_op", "a", 0, 1000 * own_ms), event("cpu_op", "b", 1000 * goes_on_ms, 5000)]
+        write(tmp_path / f"rank{rank}.json", [step(1, 0, 80_000), *own, message])
+    first, second = (tmp_path / f"rank{rank}.json" for rank in (0, 1))
+    both, alone = (parts_ns(account.accounts_of(load_all(files))[1]) for files in ([first, second], [first]))
+    assert [both.get(parts.WAITING, 0), both.get(parts.EXPOSED, 0), alone.get(parts.EXPOSED, 0)] == ns
+
+
+def test_the_first_three_lines_of_a_comparison_name_what_a_device_waited_for(tmp_path):
+    two_ranks(tmp_path / "a", slow_us=10)
+    two_ranks(tmp_path / "b")
+    late, cause = str(api_traces.explain(tmp_path / "a", tmp_path / "b")).splitlines()[1:3]
+    assert late.startswith(
+        "  In B the other ranks wait 0.015 of 0.040 ms for rank 1, which is late: it spends 0.025 ms"
+    )
+    assert "no bound known (rank 1): forward_slow" in cause
+    without = [row for row in one_step() if row["name"] != "cudaDeviceSynchronize"]
+    files = [write(tmp_path / f"{len(events)}.json", events, **H100) for events in (without, one_step())]
+    assert "synchronisation: cudaDeviceSynchronize" in str(api_traces.explain(*files)).splitlines()[1]
 
 
 def test_at_each_moment_one_range_has_the_time():
@@ -381,7 +406,7 @@ def test_a_device_without_a_known_name_is_found_by_what_it_is(tmp_path):
     explanation = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts}])
     assert explanation["ranks"]["0"]["ceiling"] == "data sheet: AMD Instinct MI300X and MI325X data sheets, dense"
     explanation = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts, "numSms": 228}])
-    assert explanation["ranks"]["0"]["ceiling"] == "the best rate in this trace, as no limit of the device is known"
+    assert explanation["ranks"]["0"]["ceiling"] == "the best rate in this trace, because the device's peak is unknown"
 
 
 def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():
@@ -589,9 +614,9 @@ def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
 def test_the_verb_prints_words_or_json(tmp_path, answer_of, printed):
     write(tmp_path / "a.json", one_step(), **H100)
     output = printed(verb, tmp_path / "a.json")
-    about = "of a step of 0.10 ms, 0.00 ms is roofline time, 0.03 ms is not modelled "
+    about = "a step takes 0.10 ms: 0.00 ms of roofline time, "
     assert output.startswith(f"{tmp_path.name}/a.json: {about}")
-    assert "Where the next millisecond is" in output
+    assert "Largest possible savings" in output
     assert answer_of(verb, tmp_path / "a.json")["step_ms"] == 0.1
 
 
@@ -609,6 +634,19 @@ def test_the_verb_explains_the_difference_of_two_traces_or_runs(
     difference = answer_of(verb, finished_run, bare_run)
     assert sum(row["change_ns"] for row in difference["parts"]) == difference["change_ns"]
     assert difference["a"]["of"] == "record"
+
+
+def test_a_device_that_idles_while_its_next_launching_call_has_not_returned_waits_for_the_launch(tmp_path):
+    loaded = launched("second", 5_300, 100, 50, 2, call_dur=5_000)  # begins while the first kernel runs, loads its code
+    events = [step(1, 0, 5_500), *launched("first", 20, 80, 10, 1), *loaded, *launched("third", 5_990, 10, 5_310, 3)]
+    answer = explained(tmp_path / "a.json", events, **H100)
+    ns = parts_ns(answer)
+    assert ns[parts.LAUNCH] == 10_000 + (5_250 - 100) * 1_000  # to 0.2 ms after the call
+    assert ns[parts.DEPENDENCY] == 50_000 + 590_000  # the third kernel's call had returned before the gap
+    early = [step(1, 0, 9_000), *launched("kernel", 20, 80, 10, 1, call_dur=8_000)]  # it ran first
+    assert not any("over 1 ms" in line["what"] for line in explained(tmp_path / "b.json", early, **H100)["next"])
+    (line,) = [line for line in answer["next"] if line["most_ms"] > 5]
+    assert line["what"] == "cudaLaunchKernel over 1 ms, before second" and "CUDA_MODULE_LOADING" in line["advice"]
 
 
 def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, answer_of):
@@ -631,16 +669,42 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, answer_of):
 
 def test_a_run_without_a_trace_is_explained_and_its_page_has_that_folded(finished_run, monkeypatch, printed):
     section = document.section_of_run(finished_run).html()
-    assert "<details>" in section and "<details open" not in section and "as the run has no trace" in section
+    assert "<details>" in section and "<details open" not in section and "because the run has no trace" in section
     assert "Its traces are large" not in section
     monkeypatch.setattr(document, "MAX_TRACE_BYTES", -1)
     assert "Its traces are large" in document.section_of_run(finished_run).html()
     assert "the run has no trace" in printed(verb, finished_run)
 
 
-def test_a_trace_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no kernel and no operator"):
-        explained(tmp_path / "a.json", [])
+def test_a_run_that_did_not_complete_is_explained_by_its_recorded_steps_and_says_so(finished_run, tmp_path, printed):
+    folder = tmp_path / "unfinished"
+    shutil.copytree(finished_run, folder)
+    assert "status" not in printed(verb, folder)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"status": "running"}))  # and no process is
+    assert "the run's status is aborted: these are the steps that it has recorded" in printed(verb, folder)
+
+
+@pytest.mark.parametrize("events", [[], launched("kernel", 9, 0, 5, 1)])
+def test_a_trace_of_nothing_that_took_time_is_refused(tmp_path, events):
+    with pytest.raises(ValueError, match="no kernel and no operator that took time"):
+        explained(tmp_path / "a.json", events)
+
+
+@pytest.mark.slow
+def test_four_times_the_steps_ranges_and_names_take_about_four_times_the_cpu_time(tmp_path):
+    """In each step a range of its own name, nested in that of the step before, and a kernel of its own name."""
+
+    def cpu_s(num):
+        events = [step(at, 100 * at, 100) for at in range(num)]
+        events += [event("user_annotation", f"range {at}", 100 * at, 200 * (num - at)) for at in range(num)]
+        kernels = (launched(f"kernel {at}", 100 * at + 20, 30, 100 * at + 5, at + 1) for at in range(num))
+        path = write(tmp_path / "a.json", [*events, *sum(kernels, [])])
+        began_s = time.process_time()
+        api_traces.explain(path)
+        return time.process_time() - began_s
+
+    assert min(cpu_s(8000) for _ in range(2)) < 2.5**2 * min(cpu_s(2000) for _ in range(2))
 
 
 @pytest.mark.parametrize(

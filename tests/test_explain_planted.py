@@ -1,17 +1,17 @@
-"""Planted slowdowns: each is the first line of where the next millisecond is, with its size within 15 %, and its place;
+"""Planted slowdowns: each is the first of the largest possible savings, with its size within 15 %, and its place;
 and eight causes, each named in the first three lines of a comparison.
 
-Real traces of this machine's CPU, and a real run of two ranks, one of them slow.
+Real traces of this machine's CPU, and real runs with a look, of one rank and of two.
 """
 
-import gc
+import functools
 import os
-import threading
+import shutil
 import time
 
 import pytest
 import real_runs
-from traces import event, launched, load_all, step, write
+from traces import load_all
 
 from bench.analysis.explain import account, explained, parts
 from bench.api import traces
@@ -24,34 +24,25 @@ NUM_ATTEMPTS = 4  # another program may take the core within a step, and that ti
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-def profiled(path, step, with_stack=True):
-    """Three steps that count, step(number) each, recorded into path: the first warms up, the last does not count."""
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    plan, cpu = schedule(wait=0, warmup=1, active=4, repeat=1), [ProfilerActivity.CPU]
-    with profile(activities=cpu, record_shapes=True, with_stack=with_stack, schedule=plan) as profiler:
-        for number in range(5):
-            step(number)
-            profiler.step()
-    profiler.export_chrome_trace(str(path))
-
-
 def traced(path, work, slow, with_stack=True):
-    """Steps of work and a planted slowdown -> the mean milliseconds of each, (work, slow)."""
-    from torch.profiler import record_function
+    """Records three steps of work and a planted slowdown -> the mean milliseconds of each, (work, slow).
 
-    took_s = []
-
-    def step(number):
-        began_s = time.perf_counter()
-        work()
-        middle_s = time.perf_counter()
-        with record_function(slow.__name__):
-            slow(number)
-        took_s.append((middle_s - began_s, time.perf_counter() - middle_s))
+    A step before them warms up, and one after them does not count.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
     slow(99)  # what it imports is none of a step's time
-    profiled(path, step, with_stack)
+    plan, cpu, took_s = schedule(wait=0, warmup=1, active=4, repeat=1), [ProfilerActivity.CPU], []
+    with profile(activities=cpu, record_shapes=True, with_stack=with_stack, schedule=plan) as profiler:
+        for number in range(5):
+            began_s = time.perf_counter()
+            work()
+            middle_s = time.perf_counter()
+            with record_function(slow.__name__):
+                slow(number)
+            took_s.append((middle_s - began_s, time.perf_counter() - middle_s))
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
     return [1e3 * sum(column) / 3 for column in zip(*took_s[1:4])]
 
 
@@ -63,44 +54,18 @@ def products():
         torch.mm(weights, weights)
 
 
-def sleeps(number):
-    time.sleep(0.05)
-
-
-KEPT = [[number] for number in range(200_000)]  # what a collection has to look through
-
-
-def collects(number):
-    gc.collect()
-
-
-def waits(number):
-    done = threading.Event()
-    threading.Timer(0.05, done.set).start()
-    done.wait()
-
-
-def recompiles(number):
-    import torch
-
-    torch.compile(doubled, backend="eager", dynamic=False)(torch.ones(number + 2))
-
-
-def doubled(numbers):
-    for power in range(20):
-        numbers = numbers * 2 + power
-    return numbers
-
-
 @pytest.mark.parametrize(
-    "slow, part",
-    [(sleeps, parts.HOST), (collects, parts.GARBAGE), (waits, parts.SYNC), (recompiles, parts.COMPILATION)],
-    ids=lambda value: getattr(value, "__name__", value),
+    "cause, part",
+    [("sleeps", parts.HOST), ("collects", parts.GARBAGE), ("waits", parts.SYNC), ("recompiles", parts.COMPILATION)],
 )
-def test_a_slowdown_of_the_host_is_the_first_line(tmp_path, slow, part):
+def test_a_slowdown_of_the_host_is_the_first_line(tmp_path, cause, part):
+    from planted.causes import slowed
+
+    slow = getattr(slowed, cause)
     for attempt in range(NUM_ATTEMPTS):
+        slowed.torch._dynamo.reset()  # the same shapes were compiled before
         # a compilation has a million frames, and is annotated by torch
-        _, took_ms = traced(tmp_path / f"{attempt}.json", products, slow, with_stack=slow is not recompiles)
+        _, took_ms = traced(tmp_path / f"{attempt}.json", products, slow, with_stack=slow is not slowed.recompiles)
         first = account.accounts_of(load_all([tmp_path / f"{attempt}.json"]))[1]["next"][0]
         if first["part"] == part and first["gain_ms"] == pytest.approx(took_ms, rel=WITHIN):
             break
@@ -134,145 +99,68 @@ def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_c
     assert first["gain_ms"] == pytest.approx(split_ms - whole_ms, rel=WITHIN)
 
 
-def traced_loop(path, batches, num_products, make_optimizer, between, with_stack=True):
-    """Traces steps of a loader, products and an optimizer, as a training script has them."""
-    import torch
+@pytest.fixture(scope="module")
+def explained_run(tmp_path_factory):
+    """A function that returns the folder of a run with a look and this cause, on that many ranks; each runs once."""
+    project = tmp_path_factory.mktemp("project")
+    shutil.copy(real_runs.REPO / "tests/planted/causes/slowed.py", project)
+    (project / "shard.bin").write_bytes(os.urandom(2**20) * 64)
 
-    weights = [torch.nn.Parameter(torch.ones(32, 32)) for _ in range(40)]
-    optimizer, matrix = make_optimizer(weights), torch.ones(256, 256)
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()  # what it makes at first is none of a step's time
-    loader = iter(torch.utils.data.DataLoader(batches, batch_size=None))
+    @functools.cache
+    def run(cause, num_ranks, attempt=0):
+        model = ["model.arch=slowed.py:Slowed", f"model.args={{cause: {cause}}}", "look=on"]
+        ranks = ["hardware.num_threads=1", f"hardware.num_processes={num_ranks}"]
+        return real_runs.run(project / f"{cause}_{num_ranks}_{attempt}", *model, *ranks, SPEEDRUN_CWD=str(project))
 
-    def step(number):
-        next(loader)
-        with torch.profiler.record_function("forward"):
-            for _ in range(num_products):
-                torch.mm(matrix, matrix)
-            between(number)
-        optimizer.step()
-
-    profiled(path, step, with_stack)
-
-
-class Batches(list):
-    """Eight batches; read(number) is what it takes to have one."""
-
-    def __init__(self, read):
-        super().__init__(range(8))
-        self.read = read
-
-    def __getitem__(self, number):
-        self.read(number)
-        if number > 7:
-            raise IndexError
-        return number
-
-
-def sgd(weights):
-    import torch
-
-    return torch.optim.SGD(weights, lr=0.1, foreach=True)
-
-
-def one_by_one(weights):
-    import torch
-
-    return torch.optim.AdamW(weights, lr=0.1, foreach=False)
-
-
-def reads_disk(folder):
-    path = folder / "shard.bin"
-    path.write_bytes(os.urandom(2**20) * 64)
-
-    def read(number):
-        with open(path, "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            file.read()
-
-    return read
-
-
-def nothing(number):
-    pass
-
-
-def change_of(a, b):
-    """Returns the first three lines that ./run.sh explain A B prints."""
-    return "\n".join(str(traces.explain(a, b)).splitlines()[:3])
-
-
-@pytest.mark.parametrize(
-    "cause, named",
-    [
-        ("loader", "loader: enumerate(DataLoader)"),
-        ("disk", "loader: read (built-in)"),
-        pytest.param("collection", "garbage collection: collect (built-in)", marks=pytest.mark.slow),
-        ("matmul", "products, peak unknown: aten::mm [256, 256] x2 float32"),  # whatever the best rates of both were
-        ("optimizer", "Optimizer.step#AdamW.step"),
-        ("recompilation", "compilation: "),
-    ],
-)
-def test_the_first_three_lines_of_a_comparison_name_the_cause(tmp_path, cause, named):
-    planted = {"batches": Batches(nothing), "num_products": 8, "make_optimizer": sgd, "between": nothing}
-    planted["with_stack"] = cause in ("disk", "collection")  # which a file is, or a collection, only frames say
-    usual = list(planted.values())
-    planted |= {
-        "loader": {"batches": Batches(lambda number: time.sleep(0.02))},
-        "disk": {"batches": Batches(reads_disk(tmp_path))},
-        "collection": {"between": lambda number: gc.collect()},
-        "matmul": {"num_products": 40},
-        "optimizer": {"make_optimizer": one_by_one},
-        "recompilation": {"between": recompiles},
-    }[cause]
-    for _ in range(NUM_ATTEMPTS):
-        if cause == "recompilation":
-            __import__("torch")._dynamo.reset()  # the same shapes were compiled before
-        traced_loop(tmp_path / "a.json", *usual)
-        traced_loop(tmp_path / "b.json", *planted.values())
-        if named in change_of(tmp_path / "a.json", tmp_path / "b.json"):
-            break
-    assert named in change_of(tmp_path / "a.json", tmp_path / "b.json")
-
-
-def device_step(late_us, synchronises=False):
-    """A step of a rank of two: a kernel, a collective that begins late_us later, and perhaps a wait for the device."""
-    wait = [event("cuda_runtime", "cudaStreamSynchronize", 3, 37)] if synchronises else []
-    next_us = 45 if synchronises else 3
-    return [
-        step(1, 0, 100),
-        *launched("forward", 1 + late_us, 30, 0, 1, call_dur=0.5),
-        *launched("backward", max(31, next_us + 2) + late_us, 20, next_us, 2, call_dur=1),
-        *launched("ncclDevKernel_AllReduce", 70 + late_us, 30 - late_us, next_us + 2, 3, call_dur=1),
-        *wait,
-    ]
-
-
-@pytest.mark.parametrize(
-    "b, named",
-    [
-        ([device_step(0, synchronises=True)] * 2, "synchronisation: cudaStreamSynchronize"),
-        ([device_step(0), device_step(20)], "waiting for a late rank (rank 1): ncclDevKernel_AllReduce"),
-    ],
-)
-def test_the_first_three_lines_name_what_a_device_waited_for(tmp_path, b, named):
-    for name, ranks in (("a", [device_step(0)] * 2), ("b", b)):
-        (tmp_path / name).mkdir()
-        for rank, events in enumerate(ranks):
-            write(tmp_path / name / f"rank{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
-    assert named in change_of(tmp_path / "a", tmp_path / "b")
+    return run
 
 
 @pytest.mark.slow
-def test_a_rank_that_sleeps_is_whom_the_others_wait_for(tmp_path):
-    """In a real run of two ranks the second sleeps 150 ms in each step before its backward pass."""
-    planted = str(real_runs.REPO / "tests" / "planted")
-    tiny = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256"]
-    folder = real_runs.run(tmp_path / "results", *tiny, *real_runs.TWO, PYTHONPATH=planted)
-    explanation = explained.explain_record(folder)
+@pytest.mark.parametrize(
+    "usual, cause, num_ranks, named",
+    [
+        ("nothing", "tokenizes", 1, "loader: data at slowed.py"),
+        ("nothing", "reads_disk", 1, "loader: read (built-in) at slowed.py"),
+        ("nothing", "collects", 1, "garbage collection: collect (built-in) at slowed.py"),
+        ("nothing", "multiplies", 1, "products, peak unknown: aten::mm [512, 512] x2 float32 at slowed.py"),
+        ("nothing", "waits", 1, "synchronisation: acquire (built-in) at slowed.py"),
+        ("nothing", "decomposes", 1, "optimizer without a bound: aten::_linalg_svd at slowed.py"),
+        ("compiles_once", "recompiles", 1, "compilation: torch/_dynamo/convert_frame.py"),
+        ("compiles_once", "recompiles", 1, "only B, outside these steps: compilation: recompilation of <lambda> (slow"),
+        ("nothing", "multiplies", 2, "ms for rank 1, which is late: it spends "),
+    ],
+)
+def test_the_first_three_lines_of_a_comparison_of_runs_name_the_cause(explained_run, usual, cause, num_ranks, named):
+    for attempt in range(NUM_ATTEMPTS):
+        a, b = (explained_run(which, num_ranks, attempt) for which in (usual, cause))
+        first_lines = "\n".join(str(traces.explain(a, b)).splitlines()[:3])
+        if named in first_lines:
+            break
+    assert named in first_lines
+
+
+@pytest.mark.slow
+def test_the_first_lines_of_two_ranks_say_which_of_them_is_late_and_what_it_spends_longer_on(explained_run):
+    for attempt in range(NUM_ATTEMPTS):  # another program may hold up rank 0, and then the wait is the shorter
+        explanation = traces.explain(explained_run("multiplies", 2, attempt))
+        late = next((line for line in explanation.to_dict()["lateness"] if line["rank"] == 1), None)
+        if late and late["reasons"][0]["ms"] == pytest.approx(late["wait_ms"], rel=0.3):
+            break
+    product = late["reasons"][0]
+    assert product["what"].startswith("aten::mm [512, 512]")
+    assert product["ms"] == pytest.approx(late["wait_ms"], rel=0.3)
+    first = str(explanation).splitlines()[1]
+    assert first.startswith(f"  The other ranks wait {late['wait_ms']:.3f} of ")
+    assert f"for rank 1, which is late: it spends {product['ms']:.3f} ms more in " in first
+    for rank in explanation.to_dict()["ranks"].values():
+        assert sum(line["sum_ns"] for line in rank["parts"]) == rank["step_sum_ns"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps_is_whom_the_others_wait_for_by_the_record_too(explained_run):
+    explanation = explained.explain_record(explained_run("sleeps", 2))
     first = explanation["next"][0]
     assert (first["part"], first["rank"]) == (parts.WAITING, 1)
     assert first["gain_ms"] == pytest.approx(150, rel=WITHIN)
-    ns = [line["sum_ns"] for line in explanation["ranks"]["0"]["parts"]]
-    assert sum(ns) == explanation["ranks"]["0"]["step_sum_ns"]
+    (rank,) = explanation["ranks"].values()
+    assert sum(line["sum_ns"] for line in rank["parts"]) == rank["step_sum_ns"]

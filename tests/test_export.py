@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench.cli import export
 from bench.record import run_folder, step_files
 from bench.record.exporters import formats
 from bench.record.importers import dialects, modded_nanogpt, records
+from bench.report import run_page
 
 REPO = Path(__file__).resolve().parent.parent
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -38,7 +40,7 @@ def test_a_pipe_that_is_named_is_written_to_and_not_replaced():
 def test_a_file_of_a_record_is_not_replaced(tmp_path, form):
     (tmp_path / "ledger.jsonl").write_text("{}\n")
     shutil.copytree(COMPLETE, tmp_path / "run")
-    for name in ("ledger.jsonl", "run/run.json", "run/steps.csv"):
+    for name in ("ledger.jsonl", "run/run.json", "run/steps.csv", "run/events.jsonl", "run/environment.json"):
         before = (tmp_path / name).read_bytes()
         with pytest.raises(ValueError, match="is a file of a record, which is not replaced"):
             export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / name)])
@@ -64,6 +66,23 @@ def test_a_log_says_nothing_that_a_terminal_obeys(tmp_path):
     log = formats.modded_nanogpt_log(folder)
     assert "\x1b" not in log and "\x07" not in log and "\\x1b]0;owned\\x07" in log
     assert "# +\tlr = 1\\x07\n" in log
+
+
+def test_a_log_has_no_credential_and_no_private_path_of_the_diff(tmp_path):
+    folder = copy_with(tmp_path / "run")
+    token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
+    (folder / "code" / "diff.patch").write_text(f"+api_key = '{token}'\n+home = '{Path.home()}/data'\n")
+    log = formats.modded_nanogpt_log(folder)
+    assert token not in log and "# +api_key = 'SECRET'\n" in log and "# +home = '~/data'\n" in log
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "overrides.yaml", "code/diff.patch"])
+def test_what_a_link_in_a_record_leads_to_is_in_no_log_and_on_no_page(tmp_path, name):
+    folder = copy_with(tmp_path / "run")
+    (tmp_path / "private").write_text("swordfish")
+    (folder / name).unlink()
+    (folder / name).symlink_to(tmp_path / "private")
+    assert "swordfish" not in formats.modded_nanogpt_log(folder) + run_page.html(folder)
 
 
 def test_mllog_has_the_times_of_the_events(capsys):
@@ -149,7 +168,15 @@ def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
     assert "peak memory" not in text  # a CPU's resident set is no allocated memory
 
 
-def test_parquet_that_cannot_be_written_is_a_sentence(tmp_path):
+def test_parquet_that_cannot_be_written_is_a_sentence_and_removes_nothing(tmp_path):
+    """pyarrow unlinks its target when writing fails: as root --out /dev/full removed the device."""
     pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install pyarrow")
-    with pytest.raises(ValueError, match="cannot be written"):
-        export.main([str(COMPLETE), "--to", "parquet", "--out", str(tmp_path / "nowhere" / "a.parquet")])
+    (tmp_path / "a.parquet").write_text("mine")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(ValueError, match="a.parquet: cannot be written"):
+            export.main([str(COMPLETE), "--to", "parquet", "--out", str(tmp_path / "a.parquet")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "a.parquet").read_text() == "mine"

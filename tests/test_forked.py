@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import forked
 import pytest
@@ -56,38 +55,3 @@ def test_a_fork_is_a_child_as_popen_makes_it_and_another_interpreter_is_none(var
     env = os.environ | {"ROOM": forked.ROOM}
     done = subprocess.run(command, cwd=forked.REPO, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{num_forks}\n"), done.stderr
-
-
-LOOKS_UP = """
-import os, signal, socket, sys, threading, time
-sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
-import forked
-def look_up():
-    while True:
-        socket.getnameinfo(("127.0.0.1", 0), 0)
-for _ in range(4):
-    threading.Thread(target=look_up, daemon=True).start()
-make = {"fork": os.fork, "forked.fork": forked.fork}[sys.argv[2]]
-stuck = 0
-for _ in range({"fork": 5000, "forked.fork": 300}[sys.argv[2]]):
-    pid = make()
-    if pid == 0:
-        signal.setitimer(signal.ITIMER_REAL, 1)
-        socket.getnameinfo(("127.0.0.1", 0), 0)
-        os._exit(0)
-    stuck += os.waitpid(pid, 0)[1] != 0
-    if stuck and make is os.fork:
-        break
-print(stuck)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/etc/resolv.conf").exists(), reason="what glibc locks is not there")
-def test_a_fork_beside_a_thread_that_looks_up_names_can_look_up_names():
-    def stuck(make):
-        command = [sys.executable, "-W", "ignore", "-c", LOOKS_UP, str(forked.REPO), make]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
-
-    assert stuck("forked.fork") == "0\n"
-    assert stuck("fork") == "1\n"  # or the test shows nothing

@@ -12,12 +12,14 @@ import scripted
 import torch
 
 from bench.base import metric
+from bench.base.reading import patterns
 from bench.cli import table
 from bench.compare import selection, target
-from bench.config import schema
+from bench.config import refusals, schema
 from bench.data import shards
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
+from bench.launch.script import outcome
 from bench.plans.race import planning
 from bench.plans.sweep import search
 from bench.record import metrics, race_folder, step_files, verification
@@ -25,8 +27,8 @@ from bench.record import rows as rows_module
 from bench.record.importers import dialects
 from bench.report import curves, run_page
 from bench.training import weights
-from bench.training.finish_line import FinishLine
 from bench.training.model import build_model
+from bench.training.timing.loop import FinishLine
 
 NOTHING = {"target_val_loss": None, "target_gap_nats": None, "stop_at_target": False}
 
@@ -311,6 +313,34 @@ def test_a_metric_of_ones_own_is_found_by_its_pattern_in_what_a_script_prints(tm
     assert never.returncode == 1 and why in never.stdout
 
 
+TRAINS_ONLY = """import time
+start = time.perf_counter()
+for step in range(7):
+    print(f"step {step} loss {5 - step / 10} time {time.perf_counter() - start}", flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        ["goal.metric=train_loss"],
+        ["goal.metric=loss_of_a_step", r"goal.metric_pattern='^step (?P<step>\d+) loss (?P<value>\S+)'"],
+    ],
+)
+def test_a_script_that_does_not_validate_is_judged_by_the_loss_of_its_last_step(tmp_path, metric):
+    (tmp_path / "train.py").write_text(TRAINS_ONLY)
+    lines = r"step: '^step (?P<step>\d+) loss (?P<train_loss>\S+) time (?P<train_time_s>\S+)'"
+    (tmp_path / "lines.yaml").write_text(lines)
+    setup = ["track=free", "hardware=cpu", f"script={tmp_path}/train.py", f"script.dialect={tmp_path}/lines.yaml"]
+    done = real_runs.bench(tmp_path / "results", "run", *setup, *metric)
+    (folder,) = real_runs.folders(tmp_path / "results")
+    assert done.returncode == 0 and real_runs.run_json(folder)["metrics"]["score"] == pytest.approx(4.4), done.stdout
+    assert "is of step" not in done.stdout and "prints no" not in done.stdout
+    never = real_runs.bench(tmp_path / "other", "run", *setup)
+    assert "print val_loss after the last step, or give goal.metric=train_loss" in never.stdout
+
+
 # ---- budgets
 
 
@@ -433,3 +463,22 @@ def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
     assert judged["reasons"][0] == reason
     b[0]["goal"] = timed_goal | {"budget": {"time_s": 600.0}}
     assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"
+
+
+@pytest.mark.parametrize("pattern", [r"(x+x+)+y(?P<value>\S+)", r"(?:x|xx)*(?P<value>\d)", r"((?P<value>x?)){50}y"])
+def test_a_pattern_that_may_take_forever_is_refused(pattern, tmp_path):
+    own = schema.GoalConfig(num_steps=1, val_tokens=1, val_every_steps=1, metric="acc", metric_pattern=pattern)
+    with pytest.raises(ValueError, match="it repeats a group that varies"):
+        refusals._check_metric(own, is_script=True)
+    (tmp_path / "own.yaml").write_text(json.dumps({"step": pattern.replace("value", "step")}))
+    with pytest.raises(ValueError, match="repeats a group that varies"):
+        dialects.read_yaml(str(tmp_path / "own.yaml"), "own.yaml")
+
+
+def test_a_pattern_that_takes_too_long_is_interrupted(monkeypatch):
+    monkeypatch.setattr(outcome, "MATCHING_CPU_S", 0.2)
+    pattern = r".*.*.*.*.*.*y(?P<value>\S+)"
+    own = schema.GoalConfig(num_steps=1, val_tokens=1, val_every_steps=1, metric="acc", metric_pattern=pattern)
+    lines = [(1, "step:1/2 train_time:1ms step_avg:1ms"), (2, "x" * 2000)]
+    with pytest.raises(patterns.TooLong, match="more than 0.2 s to match: use a simpler pattern"):
+        outcome.read("modded-nanogpt", lines, own)

@@ -361,6 +361,41 @@ def test_a_record_says_what_is_unknown(tmp_path):
     assert [row.get("step_ms") for row in rows] == [None, 100.0, 150.0, 50.0]
 
 
+def test_a_clock_that_goes_back_a_little_in_the_first_steps_was_not_restarted():
+    times_ms = (10, 20, 30, 40, 50, 60, 70, 55, 90)
+    lines_ = [f"step:{step}/9 train_loss:7.0 train_time:{ms}ms step_avg:nanms" for step, ms in enumerate(times_ms, 1)]
+    (run,), _ = modded_nanogpt.read(log(*lines_, "step:9/9 val_loss:6.7 train_time:90ms step_avg:10.00ms"))
+    record, rows = records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)
+    assert record["validity_reasons"] == [
+        "the time that it prints goes back from 70 to 55 ms at step 8 (1 step): it counts nowhere"
+    ]
+    assert [row["step"] for row in rows if row.get("train_time_ms") is None] == [8]
+
+
+def test_a_loss_below_0_makes_an_imported_run_invalid():
+    (run,), _ = modded_nanogpt.read(log("step:2/2 val_loss:-0.5 train_time:20ms step_avg:10.00ms"))
+    record, _ = records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)
+    assert record["validity"] == "invalid" and record["validity_reasons"][0].startswith("val_loss -0.500000 is below 0")
+
+
+def test_short_runs_whose_times_differ_by_a_fraction_of_a_millisecond_are_two():
+    ids = set()
+    for ms in ("20.125", "20.126", "20.126"):
+        ends = [f"step:{step}/2 val_loss:3.0 train_time:{10 * step}ms step_avg:10.00ms" for step in (0, 1)]
+        (run,), _ = modded_nanogpt.read(log(*ends, f"step:2/2 val_loss:3.0 train_time:{ms}ms step_avg:10.06ms"))
+        ids.add(records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)[0]["imported"]["same_run_id"])
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize(("before", "quotes"), [("", '"""'), ("+ cat train.py\n", "'''")])
+def test_a_metric_line_in_a_docstring_of_a_source_without_separators_is_no_run(before, quotes):
+    line = "step:1/1 val_loss:3.0 train_time:20ms step_avg:20.00ms"
+    source = f"{before}import time\n\ndef train():\n    {quotes}Prints\n{line}\n    {quotes}\n    pass\n"
+    (run,), _ = modded_nanogpt.read(f"{source}{line.replace('3.0', '2.5')}\n".encode())
+    assert run.val_loss == 2.5
+    assert not modded_nanogpt.read(source.encode())[0]
+
+
 def test_a_clock_that_was_set_back_gives_no_step_time():
     data = log(
         "step:10/12 train_loss:7.0 train_time:54881ms step_avg:nanms",

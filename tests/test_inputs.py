@@ -9,11 +9,11 @@ import random
 import pytest
 from benchmarks import inputs as night
 from cases import slow
-from inputs import BELIEVED, ELSEWHERE, READS, WALK, WRITES
+from inputs import BELIEVED, ELSEWHERE, PRIVATE, READS, WALK, WRITES
 from walk import World
 
 from bench.base import escape
-from bench.base.reading import plain_file
+from bench.base.reading import plain_file, yaml_file
 from bench.cli import main as program
 from bench.record import run_folder
 from bench.web import page
@@ -78,6 +78,13 @@ def test_an_input_that_is_read_twice_and_changes_in_between_is_found(world, monk
     assert world.changed(*step)[1] == []
     monkeypatch.setattr(program, "JUDGING", ())
     assert world.changed(*step)[1] == ["read, changed, and read again (exit code 1)"]
+
+
+def test_a_private_file_behind_a_link_is_found(world, monkeypatch):
+    step = ("verify", "RUN/config.yaml", PRIVATE, "before")
+    assert world.changed(*step) == (1, [])
+    monkeypatch.setattr(yaml_file, "recorded", yaml_file.read)
+    assert world.changed(*step) == (1, ["a private file is shown in the answer"])
 
 
 @pytest.mark.slow

@@ -37,12 +37,12 @@ def other_batches(run):
 @pytest.mark.parametrize(
     ("case", "kind", "sentence"),
     [
-        ({}, "time_to_target", "4.3, which both reach on average, at equal steps (4): so also ms per step"),
-        ({"b_steps": 3}, "time_to_target", "4.3, which both reach on average, in 4 and 3 steps: not ms per step"),
-        ({"change": other_batches}, "time_to_target", "in 4 and 4 steps of other batches: not ms per step"),
-        ({"target": None}, "ms_per_step", "(4); not time to a target: they have no shared target loss"),
-        ({"b_losses": [4.4, 4.5, 4.6]}, "ms_per_step", "(4); not time to a target: the mean of B misses 4.3"),
-        ({"target": 1.0}, "ms_per_step", "(4); not time to a target: the means of A and B miss 1"),
+        ({}, "time_to_target", "4.3, which both reach on average, at equal steps (4), so also ms per step"),
+        ({"b_steps": 3}, "time_to_target", "4.3, which both reach on average, in 4 and 3 steps, so not ms per step"),
+        ({"change": other_batches}, "time_to_target", "in 4 and 4 steps of other batches, so not ms per step"),
+        ({"target": None}, "ms_per_step", "(4); not time to a target, because the arms share no target loss"),
+        ({"b_losses": [4.4, 4.5, 4.6]}, "ms_per_step", "(4); not time to a target, because the mean of B misses 4.3"),
+        ({"target": 1.0}, "ms_per_step", "(4); not time to a target, because the means of A and B miss 1"),
         ({"change": elsewhere}, "loss_at_equal_steps", "loss at equal steps (4); not times"),
         (
             {"a_s": FASTER, "target": None, "b_steps": 8},
@@ -64,7 +64,7 @@ def test_targets_steps_batches_and_sessions_say_what_is_compared(case, kind, sen
 def test_a_track_that_judges_steps_says_so(monkeypatch):
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: TrackRules(judged="steps"))
     comparison = compared(b_steps=3)
-    sentence = "steps to the target 4.3, which both reach on average: 4 and 3; this track does not judge time"
+    sentence = "steps to the target of 4.3, which both reach on average: 4 and 3; this track does not judge time"
     assert (comparison["kind"], comparison["kind_words"]) == ("steps_to_target", sentence)
 
 
@@ -76,7 +76,7 @@ def test_runs_that_stop_at_their_target_each_reach_it():
 
     assert stopped(True) == (
         "time_to_target",
-        "time to the target 2.1, which every run reaches, in 90, 100 and 80 steps: not ms per step",
+        "time to the target of 2.1, which every run reaches, in 90, 100 and 80 steps, so not ms per step",
     )
     assert stopped(False)[0] == "ms_per_step"
 
@@ -89,7 +89,7 @@ def test_nothing_in_common_is_said():
 def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = claimed.Results(tmp_path / "results").kept_race(monkeypatch)
-    sentence = "time to the target 3, which both reach on average, at equal steps (120): so also ms per step"
+    sentence = "time to the target of 3, which both reach on average, at equal steps (120), so also ms per step"
     assert f"compared: {sentence}" in (folder / "race.md").read_text()
     assert f"compared: {sentence}" in (folder / "race.html").read_text()
     old = race_folder.read(folder)

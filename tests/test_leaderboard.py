@@ -1,6 +1,7 @@
 """The leaderboard: what stands, how a record came down, and that a stale committed table is found."""
 
 import json
+import re
 
 import claimed
 import pytest
@@ -64,6 +65,17 @@ def test_later_runs_of_an_old_record_make_it_no_younger(results):
     assert [(entry.since, len(entry.rows)) for entry, _, _ in records] == [(claimed.at(2), 6), (claimed.at(5), 3)]
 
 
+def test_the_same_config_and_code_in_a_later_session_or_setting_is_no_new_record(results):
+    three(results, 10, source="11")
+    three(results, 8, source="22")
+    for source in ("11", "22"):  # of another version of torch
+        newer = lambda run: run["environment"].update(torch="9.9")  # noqa: E731
+        three(results, 7, seeds=range(3, 6), source=source, change=newer)
+    records, ranked = progression(results)
+    assert len(ranked) == 4 and [entry.train_s for entry, _, _ in records] == pytest.approx([10.01, 8.01])
+    assert {entry.status for entry in ranked} >= {"repeats the record", "repeats an earlier record"}
+
+
 def test_what_judge_refuses_is_no_record(results):
     three(results, 10, source="11")
     three(results, 8, source="22")
@@ -109,6 +121,9 @@ def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, printed):
     out = printed(table, "--leaderboard", "--md")
     assert "## cpu_nano on Example CPU\n" in out and "| record |" in out and out.count(" gpt2-adamw ") == 2
     assert "cpu_nano on Example CPU\n\nbyte-level Python source" in printed(table, "--leaderboard")
+    own = results.add(9, overrides=("optim.lr=0.002", "name=mine"))
+    (own / "overrides.yaml").write_text("[track=cpu_nano, name=mine, optim.lr=0.002, seed=9]")
+    assert re.search(r"^entry +settings .*\n.*\n(.*\n)*mine +optim.lr=0.002  ", printed(table, "--leaderboard"), re.M)
 
 
 def test_runs_none_of_which_counts_are_counted_with_the_reason(results, capsys):

@@ -242,9 +242,11 @@ def test_launchers_at_once_take_turns_and_lose_no_line(tmp_path, repo, file_syst
     assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, line_count.NAME}
 
 
-def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):
+@pytest.mark.parametrize("when_s", [None, 4e9], ids=["before", "before the clock was set back"])
+def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch, when_s):
     monkeypatch.setattr(atomic, "STALE_S", 0.2)
     (tmp_path / ledger.TURN).touch()
+    os.utime(tmp_path / ledger.TURN, (when_s, when_s) if when_s else None)
     (line,) = fill(tmp_path, 1)
     assert ledger.read(tmp_path).lines == [line]
     assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, line_count.NAME}

@@ -64,7 +64,7 @@ def test_a_look_leaves_a_trace_tables_a_memory_page_and_an_account(pair):
     assert {"ProfilerStep#9", "ProfilerStep#11"} <= names and "ProfilerStep#8" not in names
     assert (
         run["look"]["next"][0]["gain_ms"] > 0
-        and "Where the next millisecond is" in (folder / "traces" / FILES[2]).read_text()
+        and "Largest possible savings" in (folder / "traces" / FILES[2]).read_text()
     )
     assert run["warnings"] == []
     assert {file["path"] for file in run["artifacts"]} >= {f"traces/{name}" for name in FILES} | {
@@ -201,7 +201,7 @@ def test_a_series_looks_once_and_on_a_cpu_without_being_told(tmp_path):
     done = real_runs.bench(tmp_path, "speedrun", *real_runs.SHORT, "track.repeats=2", "--anyway", code=0)
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted("look" in run for run in runs) == [False, True] and len({run["config_id"] for run in runs}) == 1
-    assert done.stdout.count("where the next millisecond is") == 1
+    assert done.stdout.count("largest possible gain") == 1
 
 
 def test_a_disk_that_fills_in_the_look_leaves_what_was_measured(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """A lower loss is not counted where the candidate spends more time outside its own clock: it may have trained there."""
 
+import math
 import random
 from types import SimpleNamespace as Space
 
@@ -7,10 +8,10 @@ import comparing
 import pytest
 from benchmarks import contestants
 
-from bench.base import stats
+from bench.base import stats, text_table
 from bench.claims.rules import races
 from bench.cli import compare
-from bench.compare import clocks, effects
+from bench.compare import clocks, effects, wording
 from bench.report import verdicts
 
 A_S, B_S = [10.0, 10.01, 9.99, 10.005], [10.005, 9.995, 10.0, 10.01]
@@ -47,6 +48,43 @@ def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_counted():
     assert comparison["words"].endswith("so its lower val_loss is not counted")
     shown = verdicts.document_of((), [comparison | {"about": ["a", "b"]}]).terminal()
     assert "\nlower-loss-not-counted" in shown and "the candidate may have trained" in shown
+
+
+def test_an_inconclusive_loss_says_which_change_would_have_been_seen():
+    """Two arms of n=4 with a standard deviation of 0.008165: 2.381 of it, by the noncentral t distribution."""
+    comparison = raced(USUAL_S, b_losses=[3.001, 3.011, 2.991, 3.001], on="loss")
+    assert comparison["verdict"] == "inconclusive"
+    assert comparison["val_loss"]["mde"] == pytest.approx(2.381 * 0.008165, rel=2e-3)
+    assert "these runs can only detect changes above 0.019 nats (MDE, 80 % power)" in comparison["words"]
+    table = verdicts.document_of((), [comparison | {"about": ["a", "b"]}]).terminal()
+    assert next(line for line in table.splitlines() if line.startswith("val_loss ")).endswith("0.019 nats")
+    shown = raced(USUAL_S, on="loss")
+    assert shown["verdict"] == "better" and "MDE" not in shown["words"]
+    halved = raced(USUAL_S, b_losses=[2.985, 2.995, 2.975, 2.985], on="loss", earlier_weight=0.2)  # p = 0.041
+    why = "); p must be below 0.01 here (earlier races of these arms left 20 % of it); these runs can"
+    assert halved["verdict"] == "inconclusive" and why in halved["words"]
+    assert halved["words"].endswith(": add runs to detect smaller ones")
+
+
+def test_an_inconclusive_race_says_how_many_runs_another_one_needs_at_the_alpha_that_is_left():
+    plan = {"n": 4, "looks": [4], "alpha": 0.025, "name": "study"}
+    b_losses = [2.9838, 2.9938, 2.9738, 2.9838]
+    words = raced(USUAL_S, b_losses=b_losses, on="loss", plan=plan)["words"]
+    assert "p must be below 0.025 here (half of the study's, which also asks for the time to the same loss)" in words
+    left = 0.025 * math.exp(effects.log_left(raced(USUAL_S, plan=plan)["time"]))
+    n = stats.needed_n(0.0162, 0.01 * math.sqrt(2 / 3), left)
+    again = f"race again with n={n} to detect one of this size, at the alpha of {text_table.two_digits(left)} that"
+    assert again in words and stats.needed_n(0.0162, 0.01 * math.sqrt(2 / 3)) < n < 20
+    same = raced(USUAL_S, b_losses=HIGHER, on="loss", plan=plan)["words"]
+    assert "a new race needs far more runs from the start, at the alpha of" in same
+    assert (wording.apart(0.02504, 0.025), wording.apart(0.025, 0.02504)) == ("0.02504", "0.025")
+
+
+def test_what_the_times_compare_is_not_said_where_the_loss_is_the_question():
+    shown = [
+        verdicts.document_of((), [raced(USUAL_S, on=on) | {"about": ["a", "b"]}]).terminal() for on in ("time", "loss")
+    ]
+    assert "compared: time to the target" in shown[0] and "question: loss" in shown[1] and "compared: " not in shown[1]
 
 
 def test_it_is_neither_better_nor_are_its_steps_fewer():

@@ -1,10 +1,11 @@
-"""Derived numbers, worked by hand."""
+"""Derived numbers, computed by hand; units and times of day as a person reads them."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from bench.base import units, utc
 from bench.base.paths import REPO
 from bench.record.metrics import metrics, target_reached
 from bench.record.step_files import read
@@ -113,3 +114,42 @@ def test_the_same_names_as_in_the_schema(run, steps):
     names = set(schema["properties"]["metrics"]["properties"])
     assert set(metrics(run, steps)) == names - {"score"}  # which is there where the goal is not val_loss at the end
     assert set(metrics(run | {"goal": {"metric": {"name": "val_bpb"}}}, steps)) == names
+
+
+def test_bytes_seconds_milliseconds_and_nanoseconds_convert():
+    assert (units.GIB, units.gib_from_bytes(3 * 2**29)) == (1_073_741_824, 1.5)
+    assert (units.ms_from_s(0.0125), units.ms_from_ns(2_500_000)) == (12.5, 2.5)
+    assert units.s_from_ns(1_500_000_000) == 1.5
+
+
+DURATIONS = {0.5: "0.50 s", 120: "120.00 s", 11.021: "11.02 s", 754: "12 min 34 s", 3599.6: "1 h 00 min"}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [*DURATIONS.items(), (3725, "1 h 02 min")])
+def test_a_duration_changes_its_unit_where_a_person_would(seconds, text):
+    assert units.format_s(seconds) == text
+
+
+def test_sizes_and_times_carry_their_unit_and_what_was_not_measured_prints_as_nothing():
+    assert units.format_ms(55.123) == "55.12 ms"
+    assert units.format_bytes(512) == "512 B"
+    assert units.format_bytes(65536) == "64.0 KiB"
+    assert units.format_bytes(2402048) == "2.3 MiB"  # 2402048 / 2**20 = 2.29
+    assert units.format_gib(79.647) == "79.6 GiB"
+    for function in (units.format_s, units.format_ms, units.format_bytes, units.format_gib):
+        assert function(None) == ""
+
+
+ZONES = {"03": ("Z", "+00:00", ""), "04": ("+01:00",)}  # by the hour that is meant
+
+
+@pytest.mark.parametrize("text", [f"2026-11-21T{hour}:15:00.123{zone}" for hour in ZONES for zone in ZONES[hour]])
+def test_every_way_of_writing_a_moment_is_read_as_the_same_one(text):
+    assert utc.seconds(text) == 1795230900.123
+    assert utc.text(utc.parse(text)) == "2026-11-21T03:15:00.123Z"
+
+
+def test_now_is_a_number_of_seconds_ago_and_what_is_no_time_is_refused():
+    assert utc.seconds(utc.now()) - utc.seconds(utc.now(before_s=60)) == pytest.approx(60, abs=1)
+    with pytest.raises(ValueError):
+        utc.parse("yesterday")

@@ -1,6 +1,7 @@
-"""Architectures: golden losses, causality, parameters, FLOPs, initialisation, precision, and their conf files."""
+"""Architectures: golden losses, causality, parameters, FLOPs, initialisation, precision, conf files; 8-bit products."""
 
 import pytest
+import test_ladder
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -9,7 +10,7 @@ import models
 from bench.config import compose
 from bench.training.model import build_model
 from models import gpt2, ladder, modern
-from models.ladder import SAME_MODEL, short_sequences
+from models.ladder import SAME_MODEL, fp8_head, short_sequences
 from models.optimizers import adamw
 
 ARCHS = ["gpt2", "modern"]
@@ -84,7 +85,7 @@ def test_nanogpts_gelu_is_the_exact_one():
 SMALL = {"seq_len": 1024, "num_layers": 12, "num_heads": 12, "width": 768}
 
 
-@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("arch", test_ladder.some(MODELS, (*ARCHS, *test_ladder.TURNS)))
 def test_flops_per_token_is_what_torch_counts(arch):
     shape, num_seqs = {"vocab_size": 320, "seq_len": 64, "num_layers": 12, "num_heads": 6, "width": 96}, 2
     yarn = {"yarn_blocks": (16,)} if "r33" <= arch < "s" else {}  # beyond the last one only long windows grow
@@ -249,3 +250,22 @@ def test_the_trainer_builds_what_the_setting_says():
     config = compose.compose([*overrides, "model.activation_checkpointing=true", "model.vocab_size=256"])
     assert build_model(config, torch.device("cpu"), None).recomputes_blocks is True
     assert not modern.Modern.recomputes_blocks
+
+
+def test_a_product_in_8_bit_floats_is_that_of_the_rounded_numbers():
+    generator = torch.Generator().manual_seed(0)
+    x_BTD = torch.randn(2, 8, 32, generator=generator, dtype=torch.bfloat16).requires_grad_()
+    weight_VD = (0.1 * torch.randn(48, 32, generator=generator)).requires_grad_()
+    grad_BTV = (1e-4 * torch.randn(2, 8, 48, generator=generator)).bfloat16()
+    product_BTV = fp8_head.linear(x_BTD, weight_VD, fp8_head.Scales(x=2.0, weight=32.0, grad=2.0**20))
+    product_BTV.backward(grad_BTV)
+
+    def rounded(tensor, scale, dtype):
+        return (tensor.detach() * scale).to(dtype).float() / scale
+
+    x, weight = rounded(x_BTD, 2.0, torch.float8_e4m3fn), rounded(weight_VD, 32.0, torch.float8_e4m3fn)
+    grad = rounded(grad_BTV, 2.0**20, torch.float8_e5m2)
+    assert torch.allclose(product_BTV.float(), x @ weight.T, rtol=2**-7, atol=1e-3)
+    assert torch.allclose(x_BTD.grad.float(), grad @ weight, rtol=2**-7, atol=1e-6)
+    assert torch.allclose(weight_VD.grad, grad.flatten(0, 1).T @ x.flatten(0, 1), rtol=1e-4, atol=1e-8)
+    assert not torch.allclose(product_BTV.float(), x_BTD.float() @ weight_VD.T, rtol=2**-7, atol=1e-3)  # 3 bits are few

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from comparing import COMPLETE, FAILED
 
-from bench.cli import judge, race, table, verify
+from bench.analysis.projection import links
+from bench.cli import judge, race, referee, replay, table, verify
 from bench.record import named
 
 
@@ -126,3 +128,24 @@ def test_a_race_and_its_arm_are_understood_by_the_verbs_that_take_runs(results, 
     assert verify.main(["aaaa1111:A", "--json"]) in (0, 1)
     assert [record["run_id"] for record in json.loads(capsys.readouterr().out)] == [COMPLETE.name]
     assert {row["run_id"] for row in answer_of(table, "aaaa1111")} == {COMPLETE.name, FAILED.name}
+
+
+def test_options_take_paths_from_the_folder_in_which_they_were_typed(results, monkeypatch):
+    """./run.sh changes the working folder to the checkout, as here."""
+    mine = results / "mine"
+    search = mine / "searches" / "s1"
+    search.mkdir(parents=True)
+    for path in (search / "ledger.jsonl", mine / "notes.md", mine / "link.txt"):
+        path.touch()
+    monkeypatch.setenv("SPEEDRUN_CWD", str(mine))
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(mine))
+    assert table.main(["--check", "notes.md"]) == 0
+    with pytest.raises(ValueError, match="no table of nccl-tests"):
+        links.read("link.txt", 1)
+    args = replay._parser().parse_args(["--all", "../cpu_nano"])
+    assert [folder.name for folder in replay._folders(args)] == [COMPLETE.name]
+    sockets = []
+    monkeypatch.setattr(referee.searches, "read", lambda folder: SimpleNamespace(name=folder.name, folder=folder))
+    monkeypatch.setattr(referee.serving, "serve", lambda search, socket: sockets.append(socket))
+    assert referee.main(["serve", "searches/s1", "--socket", "socket"]) == 0
+    assert sockets == [mine / "socket"]

@@ -99,7 +99,7 @@ def test_a_record_of_parameter_golf_must_be_better_by_5_millinats(results):
     last = golf(results, "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT")  # 0.0012 bits per byte better
     last.against = new
     passed, evidence = rules.it_is_better_than_the_other(last)
-    assert passed is False and "better by 0.005 nats a token, 0.00194 bits per byte here, needed p < 0.01" in evidence
+    assert passed is False and "better by 0.005 nats per token, 0.00194 bits per byte here, needed p < 0.01" in evidence
 
 
 @pytest.mark.parametrize(("hours", "val_bpb", "core"), NANOCHAT)

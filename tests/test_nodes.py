@@ -70,6 +70,10 @@ def test_what_a_killed_node_left_is_cleared_by_the_next_command_and_no_other(tmp
         (folder / carried.OWNER).write_text(json.dumps(owner))
     for path in (folders["foreign-old"], *folders["foreign-old"].rglob("*")):
         os.utime(path, (0, 0))
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / carried.FOLDER).symlink_to(tmp_path / carried.FOLDER)
+    carried.clear(tmp_path / "linked")
+    assert all(folder.exists() for folder in folders.values())
     carried.clear(tmp_path)
     assert [name for name in names if folders[name].exists()] == ["mine", "foreign"]
 

@@ -1,4 +1,4 @@
-"""NorMuon and its parts against the sources of records 38, 42 and 43, and each against its own words.
+"""NorMuon and its parts against the sources of records 38, 42 and 43, and the cautious Adam of records 50 to 53.
 
 The golden moves were made as tests/test_ladder.py says, from the optimizer class in each record's log: four matrices of
 hashed(), each a group of its own (so that none is the records' wide attention matrix), four steps of gradients of which
@@ -10,6 +10,7 @@ import torch
 from test_ladder import assert_near, hashed, summary
 
 from bench.config import compose
+from models.adam_update import CautiousAdam
 from models.muon_update import NorMuon, newton_schulz, polar_coefficients
 from models.updates import normuon
 
@@ -126,3 +127,53 @@ def test_muon_of_a_record_can_be_replaced_by_it():
     rule.polar_express = False
     expected = (3.4445, -4.775, 2.0315)
     assert rule.build([torch.nn.Parameter(torch.zeros(2, 2))], 0.03, 0, 1, "cpu").coefficients == expected
+
+
+OF_ADAM = [(40, 24), (8, 24)]
+
+
+def moved(compiled, cut=None, still=True, num_steps=6):
+    """The tensors after steps whose learning rate and beta1 change.  cut: only these elements of each, flattened."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in OF_ADAM]
+    grads = [[1e-3 * torch.randn(shape, generator=generator) for shape in OF_ADAM] for _ in range(num_steps)]
+    if cut is not None:
+        tensors = [tensor.flatten()[cut].clone() for tensor in tensors]
+    parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
+    row = {"params": parameters, "peak_lr": 0.1}
+    optimizer = CautiousAdam([row], 0.1, (0.7, 0.95), 1e-8, 0.05, still, compiled)
+    for step, step_grads in enumerate(grads):
+        optimizer.param_groups[0].update(lr=0.1 / (1 + step), betas=(0.7 + 0.02 * step, 0.95))
+        for parameter, grad in zip(parameters, step_grads, strict=True):
+            grad[0] = 0  # a row that stays
+            parameter.grad = grad if cut is None else grad.flatten()[cut].clone()
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+def test_the_first_step_is_the_one_worked_out_by_hand():
+    """m / sqrt(v) is 1 at step 1: each weight goes 0.1 down, those above 0 decay by 0.1 * 0.1 * 0.5 of themselves."""
+    weights = torch.nn.Parameter(torch.tensor([2.0, -2.0]))
+    weights.grad = torch.tensor([3.0, 3.0])
+    CautiousAdam([{"params": [weights]}], 0.1, (0.9, 0.95), 1e-12, 0.5, False).step()
+    assert weights.tolist() == pytest.approx([2.0 - 0.1 - 0.01, -2.1], abs=1e-6)
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_part_of_the_elements_moves_as_in_the_whole(still):
+    whole = moved(False, still=still)
+    for cut in (slice(0, 100), slice(100, 192)):
+        part = moved(False, cut=cut, still=still)
+        assert all(torch.equal(piece, flat[cut]) for piece, flat in zip(part, map(torch.flatten, whole)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, as it imports its compiler
+def test_compiled_it_is_the_same_up_to_rounding_and_is_compiled_once():
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    for a, b in zip(moved(compiled=True), moved(compiled=False), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]

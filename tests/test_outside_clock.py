@@ -1,15 +1,19 @@
-"""The launcher's own clock: what it stamps, what it gives to doubt, and that a verdict is one of both clocks."""
+"""The launcher's own clock: what it stamps and doubts, that a verdict is one of both, and clocks that are moved."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import comparing
+import fork_server
 import pytest
 import real_runs
+from cases import slow
 
 from bench.cli import compare
 from bench.compare import eligibility, verdict
@@ -450,3 +454,68 @@ def test_steps_before_the_first_line_must_count_what_as_many_after_it_take():
         doubts, _ = judge_rows([row | {"train_time_ms": row["train_time_ms"] + named_ms - 1000} for row in rows])
         assert len(doubts) == num_doubts
     assert doubts[0].startswith("its first line is of step 20 and names 0.02 s, 0.98 s less than as many of the next s")
+
+
+def test_a_first_step_that_is_faster_than_a_next_one_that_was_stopped_is_not_doubted():
+    """Only 30 lines from step 1 on: the machine stopped the second step for a second."""
+    stopped = lines(*[(50, 50)], (1_050, 1_050), *[(50, 50)] * 28, val_every=100)[1:]
+    assert stopped[0]["step"] == 1 and judge_rows(stopped)[0] == []
+    half = [row | {"train_time_ms": row["train_time_ms"] - 45} for row in lines(*[(50, 50)] * 30, val_every=100)[1:]]
+    assert judge_rows(half)[0] == []  # within the tolerance of two steps
+
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("clock") / "fake_clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(HERE / "fake_clock.c")], check=True)
+    with fork_server.preloaded(path):
+        yield path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moved", "texts"),
+    [
+        ("-10800 0", ["the time of day moved by -10800"]),
+        slow("10800 0", ["the time of day moved by +10800"]),
+        slow("0 7", ["the time of day moved by -7", "kernel's /proc/uptime"]),
+    ],
+)
+def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_path, library, moved, texts):
+    state = tmp_path / "clock"
+    state.write_text("0 0")
+    env = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(state)}
+    with real_runs.Background(tmp_path / "results", "goal.num_steps=200", **env) as running:
+        running.wait_for_step(3)
+        new = tmp_path / "new"
+        new.write_text(moved)
+        new.replace(state)
+        code, out = running.end(120)
+        run = real_runs.run_json(running.folder)
+    assert (code, run["status"], run["validity"]) == (0, "complete", "suspect"), out
+    doubts = [doubt["doubt"] for doubt in run["doubts"] if doubt["instrument"] == "clock"]
+    assert len(doubts) == len(texts) and all(text in doubt for text, doubt in zip(texts, doubts, strict=True)), doubts
+    assert all(reason in run["validity_reasons"] for reason in doubts)
+    measured = run["measured"]
+    assert 0 < measured["launch_s"] < 60 and 0 < measured["import_s"] < 60 and 0 < measured["wall_s"] < 120
+    assert 0 < run["metrics"]["goodput_frac"] < 1
+    real_runs.bench(tmp_path / "results", "verify", str(running.folder), LD_PRELOAD=str(library), code=0)
+
+
+@pytest.mark.slow
+def test_a_clock_that_stands_still_measures_nothing_and_the_run_does_not_count(tmp_path, library):
+    """Waiting for a thread with a timeout may fail at once under such a clock: then the run says that."""
+    env = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *real_runs.SLIGHT, **env)
+    run = real_runs.run_json(real_runs.folders(tmp_path)[0])
+    assert run["validity"] == "invalid" and "ZeroDivisionError" not in done.stdout + json.dumps(run)
+    if run["status"] == "complete":
+        assert run["validity_reasons"][0].startswith("its clock did not advance: 6 steps in 0 s")
+    else:
+        assert "did not end in 30.0 s" in run["failure"]["message"]

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,23 @@ from types import SimpleNamespace
 
 import pytest
 import real_runs
+import yaml
 
 import models
 from bench.analysis.diagnosis import code_diff
-from bench.base import paths
+from bench.base import atomic, paths
 from bench.base.paths import REPO
 from bench.claims.rules import runs
 from bench.cli import init
 from bench.cli.main import main
-from bench.config import compose, groups, identity, resolve, schema, user_code
+from bench.config import compose, explain, groups, identity, resolve, schema, user_code
 from bench.data.sources import datasets
 from bench.launch import own_model, prepare
 from bench.machine import code_state
 from bench.plans.race import arm_process
+from bench.plans.replay import rebuilding, recorded
 from bench.record import verification
+from bench.record.rows import row_of
 from bench.training.instruments import registry
 
 NET = """
@@ -69,9 +73,25 @@ def test_init_writes_what_can_be_chosen_and_never_overwrites(project, printed, c
     (project / "my_model.py").write_text("mine")
     (project / "conf/track/mine.yaml").unlink()
     capsys.readouterr()
+    assert "optim=mine  The class Config of my_optim.py" in " ".join(explain.help_of("optim", []).split("  "))
     shown = printed(init)
     assert "kept  my_model.py" in shown and "wrote  conf/track/mine.yaml" in shown
     assert (project / "my_model.py").read_text() == "mine"
+
+
+def test_init_leaves_no_half_of_a_file_and_writes_through_no_link(project, printed, monkeypatch):
+    file = project / "conf" / "track" / "mine.yaml"
+    whole = file.read_text()
+    file.unlink()
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="mine.yaml: cannot be written .No space left"):
+        patch.setattr(
+            atomic.os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        init.main([])
+    assert "wrote  conf/track/mine.yaml" in printed(init) and file.read_text() == whole
+    file.unlink()
+    file.symlink_to(project / "elsewhere")
+    assert "kept  conf/track/mine.yaml" in printed(init) and not (project / "elsewhere").exists()
 
 
 def test_init_refuses_the_harnesss_own_folder(monkeypatch):
@@ -168,9 +188,44 @@ def test_the_arguments_of_a_model_are_free_and_part_of_the_config_id(project):
         own_model.check(compose.compose(["model.args.width=1"]))
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=mine", "optim=mine", "model.args.mlp_ratio=2", "track=cpu_nano"],
+        ["track=mine", "optim=cosy", "model/size=small", "+instruments=ticks"],
+        ["experiment=mine", "optim/schedule=half", "track=free", "instruments=[regions,ticks]", "ticks.every=3"],
+    ],
+)
+def test_what_a_record_chose_of_own_yamls_is_composed_from_its_config(project, tmp_path, monkeypatch, overrides):
+    write(project / "half.py", "from models import schedules\nclass Config(schedules.Config):\n    pass\n")
+    write(project / "conf/optim/schedule/half.yaml", "name: half.py:Config\nwarmup_frac: 0.3\n")
+    mine = (project / "conf/optim/mine.yaml").read_text()
+    write(project / "conf/optim/cosy.yaml", mine.replace("trapezoid", "half"))
+    write(project / "conf/instruments/ticks.yaml", "ticks:\n  class: ticks.py:Ticks\n  every: 2\n")
+    overrides = [override.replace("ticks.every", "instruments.ticks.every") for override in overrides]
+    groups._by_group.cache_clear()
+    config = compose.compose(overrides)
+    record = recorded.Recorded(tmp_path, {"command": ["run"]}, schema.to_dict(config), overrides)
+    assert rebuilding.own_choices(record, REPO)
+    conf = tmp_path / "rebuilt"
+    rebuilt = rebuilding.without_choices(record, overrides, REPO, conf)
+    shutil.rmtree(project / "conf")
+    monkeypatch.setenv(groups.VARIABLE, str(conf))
+    assert identity.config_id(compose.compose(rebuilt)) == identity.config_id(config)
+
+
+def test_a_record_is_read_and_hashed_without_the_optimizer_of_ones_own(project, tmp_path, monkeypatch):
+    config = compose.compose(["optim=mine", "track=cpu_nano"])
+    write(tmp_path / "run" / "config.yaml", yaml.safe_dump(schema.to_dict(config)))
+    (project / "my_optim.py").write_text("raise SystemExit('somebody else's code runs')")
+    monkeypatch.delitem(sys.modules, "own_my_optim_py")
+    assert identity.config_id(schema.recorded(tmp_path / "run")) == identity.config_id(config)
+
+
 def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(project):
     text = "from dataclasses import dataclass\nfrom models import optimizers, schedules\n@dataclass(kw_only=True)\n"
-    write(project / "opt.py", f"{text}class Config(optimizers.Config):\n    mix: float\nclass Other: pass\n")
+    fields = "    mix: float  # of both\n    weight_decay: float = 0  # of all\n"
+    write(project / "opt.py", f"{text}class Config(optimizers.Config):\n{fields}class Other: pass\n")
     write(project / "half.py", f"{text}class Config(schedules.Config):\n    def lr_frac(self, s, n): return 0.5\n")
     lines = ["defaults: [schedule: mine, _self_]", "name: opt.py:Config", "lr: 0.1", "mix: 0.2"]
     write(project / "conf/optim/mine.yaml", "\n".join(lines))
@@ -178,8 +233,22 @@ def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(projec
     groups._by_group.cache_clear()
     optim = compose.compose(["optim=mine", "optim.mix=0.3"]).optim
     assert (optim.mix, optim.schedule.lr_frac(3, 9)) == (0.3, 0.5)
-    with pytest.raises(ValueError, match="mixx"):
+    shown = lambda key, *words: " ".join(explain.help_of(key, words).split())  # noqa: E731
+    known = "optim.mix of both use a number default none, set in conf/ only with optim=mine now "
+    assert shown("mix", "optim=mine") == f"{known}0.2, from conf/optim/mine.yaml"
+    assert shown("optim.mix").startswith(f"{known}not a setting of this run; with optim=mine it is 0.2, from")
+    assert "optim.mix, only with optim=mine of both [a number]" in shown("optim")
+    both = "rate; with optim=mine: of all use a number of 0 or more; with optim=mine: a number default"
+    assert both in shown("optim.weight_decay")  # of AdamW and of one's own
+    with pytest.raises(ValueError, match="optim.mixx=0.3: did you mean mix[?] optim.name=opt.py:Config takes name, lr"):
         compose.compose(["optim=mine", "optim.mixx=0.3"])
+    write(project / "conf/optim/bare.yaml", "\n".join(lines[:-1]))
+    write(project / "conf/optim/wrong.yaml", "\n".join([*lines, "mixx: 0.2"]))
+    groups._by_group.cache_clear()
+    with pytest.raises(ValueError, match="; conf/optim/wrong.yaml may set no other"):
+        compose.compose(["optim=wrong"])
+    with pytest.raises(ValueError, match="give optim.mix=VALUE, or a line of its yaml or a default in its class"):
+        compose.compose(["optim=bare"])
     write(project / "clash.py", f"{text}class Config(optimizers.Config):\n    warmup_frac: float = 0.0\n")
     write(project / "conf/optim/clash.yaml", "defaults: [schedule: constant]\nname: clash.py:Config\nlr: 0.1\n")
     groups._by_group.cache_clear()
@@ -452,3 +521,36 @@ def test_an_own_model_gets_a_credential_that_no_file_of_its_record_holds(project
     claim = SimpleNamespace(is_of_logs=False, kinds={("a", "b")}, runs=[SimpleNamespace(record=record)])
     passed, why = runs.the_runs_share_config_and_code(claim)
     assert not passed and "model.args.api_key: its value is not recorded" in why
+
+
+@pytest.mark.slow
+def test_a_step_of_ones_own_that_raises_is_named_by_step_and_line(project):
+    text = (project / "my_optim.py").read_text()
+    old = 'lr = group["lr"]  # the schedule has set it for this step\n'
+    fails = 'lr, group["num"] = group["lr"], group.get("num", 0) + 1\n            assert group["num"] < 3, "planted"\n'
+    write(project / "my_optim.py", text.replace(old, fails))
+    overrides = ["optim=mine", "goal.num_steps=8", "seed=0"]
+    done = real_runs.bench(project / "results", "run", *real_runs.SHORT, *overrides, code=1)
+    (folder,) = real_runs.folders(project / "results")
+    failure = real_runs.run_json(folder)["failure"]
+    assert failure["step"] == 3 and failure["message"] == "AssertionError: planted (my_optim.py, line 28)"
+    assert f"{folder.name}/logs/rank0.log" in done.stdout
+    assert [row["step"] for row in real_runs.steps(folder)] == ["0", "1", "2"]
+
+
+def test_an_own_model_that_reads_a_file_of_an_earlier_run_makes_its_run_suspect(project):
+    """A cheat: trained weights that no check at the first step sees."""
+    weights = write(project / "weights.dat", "x" * 2**17)
+    write(project / "elsewhere/helper.py", "x = 1")
+    reads = f"        open({str(weights)!r}, 'rb').read()\n"
+    reads += f"        import sys; sys.path.insert(0, {str(project / 'elsewhere')!r}); import helper\n"
+    write(project / "net.py", NET + reads + "        open('/proc/self/maps').read()\n")
+    overrides = ["track=cpu_nano", "experiment=smoke", "model.arch=net.py:Net"]
+    real_runs.bench(project / "results", "run", *overrides, code=0)
+    (folder,) = real_runs.folders(project / "results")
+    record = real_runs.run_json(folder)
+    doubts = [doubt["doubt"] for doubt in record["doubts"] if doubt["instrument"] == "files"]
+    assert doubts[0] == f"it read a file that is not the track's data: {weights}"
+    assert doubts[1].startswith(f"it read a source that its identity lacks: {project}/elsewhere/helper.py")
+    assert set(doubts) <= set(record["validity_reasons"]) and row_of(record)["script_doubt"] == doubts[0]
+    assert verification.report(folder)["passed"]

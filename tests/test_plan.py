@@ -181,6 +181,8 @@ def test_words_become_arms(arguments, arms):
         ("HEAD B=optim=muon", "'HEAD': write key=value, or A=... for an arm"),
         ("B=seed=3", "the race sets the seeds"),
         ("n=many", "n=many: it must be a number of runs, or auto:3-20"),
+        ("n=1000000000", "use at most 10,000 runs"),
+        ("n=auto:3-1000000000", "use at most 10,000 runs"),
         ("looks=3;5", "looks=3;5: it must be numbers of runs"),
         ("A='open", "No closing quotation"),
         ("B.goal.num_steps=40", "write B='goal.num_steps=40'"),

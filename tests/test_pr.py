@@ -140,10 +140,12 @@ def test_one_thing_wrong_is_found(planted, capsys, what, planted_as, rule, mark,
     assert code == (1 if mark in ("FAIL", "not shown") else code)
 
 
-def test_the_waiver_needs_equal_steps_and_losses_that_are_no_higher(planted, capsys):
+def test_the_waiver_needs_equal_steps_and_losses_that_are_no_higher(planted, tmp_path, capsys):
     higher = [3.2800, 3.2812, 3.2805, 3.2801, 3.2809]
     _, grades, report = answers(planted(CHANGED, losses=higher), capsys)
     assert grades["mean_loss"] == "not shown" and "systems_waiver" not in grades
+    assert pr.main([str(tmp_path / "pull")]) == 1
+    assert "val_loss: the mean is above the target" in capsys.readouterr().out
     close = [3.2799, 3.2781, 3.2799, 3.2768, 3.2799]
     _, grades, report = answers(planted(CHANGED, losses=close), capsys)
     assert grades["systems_waiver"] == grades["mean_loss"] == "reader", report["answers"]
@@ -153,8 +155,10 @@ def test_the_waiver_needs_equal_steps_and_losses_that_are_no_higher(planted, cap
 def test_what_moves_out_of_the_timed_region_is_named_with_its_line(planted, capsys):
     base = SCRIPT.replace("    model[0] += 1", "    rows = table(9)\n    model[0] += 1")
     moved = SCRIPT.replace("t0 = time.perf_counter()\nfor", "rows = table(9)\nt0 = time.perf_counter()\nfor")
-    pr.main([str(planted(moved, base))])
+    folder = planted(moved, base)
+    pr.main([str(folder)])
     text = capsys.readouterr().out
+    assert f"pr {folder.parent.name}/pull --rerun" in text and str(folder) not in text  # it is read by others
     number = 1 + moved.splitlines().index("rows = table(9)")
     row = next(line for line in text.splitlines() if "rows = table(9)" in line)
     assert "3 statements that the baseline does not have there; it has 3 inside its clock" in text  # two in table()
@@ -307,6 +311,16 @@ def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_
             pr.main([number, "--clone", str(clone)])
     with pytest.raises(ValueError, match="--clone DIR names a clone"):
         pr.main(["7"])
+
+
+def test_a_record_whose_name_is_not_ascii_is_found_in_a_clone(clone, capsys):
+    real_runs.git(clone, "checkout", "-q", "refs/pull/7/head")
+    real_runs.git(clone, "mv", f"records/track_1_short/{SECOND}", f"records/track_1_short/{SECOND} für ü")
+    real_runs.git(clone, "commit", "-qm", "a name")
+    real_runs.git(clone, "update-ref", "refs/pull/9/head", "HEAD")
+    real_runs.git(clone, "checkout", "-q", "master")
+    code, _, report = answers("9", capsys, "--clone", str(clone))
+    assert (code, report["candidate"], report["baseline"]) == (1, "0", FIRST)
 
 
 def test_all_commits_of_a_pull_request_count_after_it_was_merged_and_track_3_has_other_rules(

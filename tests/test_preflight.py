@@ -104,6 +104,12 @@ def test_each_check_at_its_border(check, arguments, status):
     assert check(*arguments).status == status
 
 
+def test_a_finding_counts_in_words_that_fit_the_number():
+    assert preflight.threads(CPU, 2, None).found == "2 processes with 2 busy threads; usable cores: 2"
+    found = preflight.memory(2, GIB, 1.3).found
+    assert found == "1.3 GiB available, at least 1.2 GiB needed, and 1.0 GiB for the data"
+
+
 def test_a_cpu_run_is_not_checked_for_gpus(tmp_path):
     checks = preflight.checks(CPU, 0, env([gpu(0)]), tmp_path, foreign_cpu_cores=0.0)
     assert names(checks) == ["disk", "memory", "cpu load", "threads", "governor", "cpu quota", "openmp"]

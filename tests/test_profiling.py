@@ -191,7 +191,7 @@ def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):
     assert forward["allocated_bytes"] == 6 * 8 * 32 * 4
     assert 0 < forward["self_cpu_us"] <= forward["cpu_us"] and forward["device_us"] == 0
     text = (tmp_path / "traces" / "ops" / "trace_rank0.txt").read_text()
-    assert "Operators by own CPU time" in text and "Operators by memory" in text and "aten::addmm" in text
+    assert "Operators by self CPU time" in text and "Operators by memory" in text and "aten::addmm" in text
 
 
 def test_a_trace_names_no_machine_and_no_private_path(tmp_path, repo):

@@ -11,7 +11,7 @@ import real_runs
 import scripted
 
 from bench.cli import main as program
-from bench.config import compose, schema, user_code
+from bench.config import compose, identity, schema, user_code
 from bench.launch.script import outcome, output, script, work_folder
 from bench.machine import code_state
 from bench.plans.race import plan
@@ -173,11 +173,16 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
     script.checked_out(repository, commit)
     sources = user_code.script_sources(folder, "", is_root=True)
     assert (folder / "console.txt").is_symlink() and "script/console.txt" not in sources
+    (repository / "console.txt").unlink()  # or committed: an older commit did not have it
+    script.checked_out(repository, commit)
+    assert not (folder / "console.txt").is_symlink() and (folder / "data").is_symlink()
     again = shutil.copytree(repository, tmp_path / repository.name, symlinks=True)  # this commit with data of its own
     (again / "data" / "train.bin").write_bytes(b"other")
     assert (script.checked_out(again, commit)[0] / "data" / "train.bin").read_bytes() == b"other"
     with pytest.raises(ValueError, match=r"script.rev=v9: .*: no git repository there has it"):
         script.checked_out(repository, "v9")
+    with pytest.raises(ValueError, match=r"script.rev=v1: the folder .*/data is not in this commit: commit it, or"):
+        script.checked_out(repository / "data", "v1")
     wanted = plan.parse_request([f"script.root={repository}", "A.rev=v1", "B.rev=HEAD", *STARTS["module"]])
     assert [arm["rev"] for arm in wanted["arms"].values()] == [None, None]
     assert wanted["arms"]["A"]["overrides"][-1] == "script.rev=v1"
@@ -200,6 +205,24 @@ def test_a_repository_whose_settings_name_programs_runs_none_of_them(tmp_path, r
     assert (folder / "engine" / "steps.py").is_file() and not ran.exists()
 
 
+def test_two_revisions_that_differ_in_documentation_alone_are_not_raced_for_a_job(tmp_path, repository):
+    root, commits = shutil.copytree(repository, tmp_path / "theirs", symlinks=True), []
+    for name, text in (("README.md", "how to run"), ("table.bin", "of numbers")):
+        (root / name).write_text(text)
+        real_runs.git(root, "add", "-f", name)
+        real_runs.git(root, "commit", "-qm", name)
+        commits.append(real_runs.git(root, "rev-parse", "HEAD").strip())
+    program = [f"script.root={root}", *STARTS["module"], *FREE, "n=2", "--anyway", "--fail-on", "slower:1%"]
+    documented = [f"A.rev={commits[0]}~1", f"B.rev={commits[0]}"]
+    done = real_runs.bench(tmp_path / "results", "race", *documented, *program, timeout_s=60, code=0)
+    assert "differ only by noise: nothing was raced, and no condition of --fail-on holds" in done.stdout
+    assert not (tmp_path / "results" / "races").exists()
+    every = [f"A.rev={commits[0]}~1", f"B.rev={commits[0]}", f"C.rev={commits[1]}", "--dry-run"]
+    done = real_runs.bench(tmp_path / "results", "race", *every, *program[:-2], timeout_s=60, code=0)
+    assert "B is omitted: it has the config and code of A" in done.stdout and "2 runs per arm" in done.stdout
+    assert "race  C: " in done.stdout and "race  B: " not in done.stdout
+
+
 @pytest.mark.slow
 def test_two_revisions_of_a_program_race(tmp_path, repository):
     arguments = ["A.rev=v1", "B.rev=HEAD", f"script.root={repository}", *STARTS["module"], *FREE, "n=2", "--json"]
@@ -216,6 +239,26 @@ def at_work(tmp_path):
         shutil.copytree(PACKAGE, folder)
     config = compose.compose([f"script.root={root}", *STARTS["module"], "hardware=cpu"])
     return root, work, script.from_config(config, [])
+
+
+def test_the_config_id_is_the_same_in_every_clone_and_an_older_id_is_still_known(at_work, monkeypatch):
+    root, work, _ = at_work
+
+    def config_of(folder, *overrides):
+        config = compose.compose([f"script.root={folder}", *STARTS["module"], *FREE, *overrides])
+        script.from_config(config, [])
+        return config
+
+    clone = shutil.copytree(root, root.parent / "elsewhere" / root.name)
+    for folder in (root, clone):
+        shutil.copy(scripted.SCRIPTS / "odd" / "own_words.yaml", folder / "words.yaml")
+    here, there = (config_of(folder, f"script.dialect={folder}/words.yaml") for folder in (root, clone))
+    assert identity.config_id(here) == identity.config_id(there) != identity.config_id(config_of(work))
+    monkeypatch.setattr(identity, "_in_any_folder", lambda script: script)  # as before
+    assert identity.config_id(here) != identity.config_id(there)
+    earlier = identity.config_id(here)
+    monkeypatch.undo()
+    assert earlier in identity.config_ids(here)
 
 
 def test_code_that_runs_from_the_root_itself_is_doubted(at_work):
@@ -303,7 +346,11 @@ def test_a_time_that_no_clock_shows_counts_nowhere_and_is_said(tmp_path, printed
     for dialect, form in forms.items():
         lines = [(30_000_000 * step, form.format(step, time_ms)) for step, time_ms in enumerate(printed, 1)]
         read = outcome.read(dialect, lines, schema.GoalConfig(num_steps=4, val_tokens=1, val_every_steps=4))
-        doubts = [doubt for doubt in outcome._doubts_of_lines(read, None, True) if "ms" in doubt or "time" in doubt]
+        doubts = [
+            doubt
+            for doubt in outcome._doubts_of_lines(read, "val_loss", None, True)
+            if "ms" in doubt or "time" in doubt
+        ]
         assert [sentence in doubt for doubt in doubts] == [True] if sentence else doubts == []
         if not counting:  # as of a script that prints no time at all
             assert read.is_wall
@@ -320,7 +367,7 @@ def test_a_nanogpt_whose_last_iteration_is_not_validated_is_doubted():
         lines = [f"iter {step}: loss 5.0, time 2.00ms, mfu 1.0%" for step in range(max_iters + 1)]
         lines = [f"max_iters = {max_iters}", *lines, "step 20: train loss 4.0, val loss 4.0"]
         read = outcome.read("nanogpt", list(enumerate(lines)), goal)
-        assert [*outcome._doubts_of_lines(read, None, False)] == doubts
+        assert [*outcome._doubts_of_lines(read, "val_loss", None, False)] == doubts
 
 
 def test_a_metrics_line_whose_step_is_no_number_is_no_line_of_it():

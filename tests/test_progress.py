@@ -56,17 +56,18 @@ def printed(folder, num_steps, capsys, **how):
     [
         (6, 3, 1 + 3 + 4),  # a step that has a validation has that line only
         (120, 50, 1 + 4 + 10),  # steps 1, 12, 24, ... 108; of 120 its validation
+        (120, 10, 1 + 13 + 9),  # all 13; steps 1, 12, ... 108 but 60
         (5000, 10, 1 + 11 + 1),  # validations 0, 500, ... 5000; step 1
     ],
 )
-def test_a_pipe_gets_about_ten_lines_of_steps_and_ten_of_validations(
+def test_a_pipe_gets_about_ten_lines_of_steps_and_up_to_20_validations_or_about_ten(
     tmp_path, capsys, num_steps, val_every_steps, num_lines
 ):
     write_log(tmp_path, num_steps, val_every_steps)
     lines = printed(tmp_path, num_steps, capsys)
     assert lines[:2] == ["a note", f"step:0/{num_steps} val_loss:3.0000 train_time:0ms"]
     assert lines[-1].startswith(f"step:{num_steps}/{num_steps} ")
-    assert len(lines) == num_lines <= 22
+    assert len(lines) == num_lines <= 33
 
 
 def test_of_a_run_in_a_series_only_validations_are_printed(tmp_path, capsys):
@@ -117,7 +118,7 @@ def test_how_long_is_known_after_the_first_run_where_nothing_was_known(monkeypat
         runs.begin()
         now_s = 60.0
         assert runs.end() == ", about 8 min to go"
-    assert capsys.readouterr().out == "    plan  9 runs, the duration is known after the first\n"
+    assert capsys.readouterr().out == "    plan  9 runs, the first run shows how long they take\n"
 
 
 def test_earlier_runs_of_the_same_config_say_how_long_it_takes(finished_run, monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import traces
 
-from bench.analysis.projection import document, links, measured, pairs
+from bench.analysis.projection import document, links, pairs, projected
 from bench.analysis.projection.projected import Message, Step, expected_maximum, project
-from bench.api import projecting
+from bench.api import traces as api
 from bench.cli import main
 from bench.record import run_folder
 
@@ -196,14 +196,14 @@ def profiles(ranks):
 
 @pytest.mark.parametrize("ranks", [(2, 3, 6, 7), (4, 5, 6, 7)])
 def test_a_profile_of_eight_ranks_cut_to_four_gives_the_errors_that_are_kept(ranks):
-    job, projection = measured.from_traces("x", profiles(ranks), 8, 1, NVLINK4)
+    job, projection = projected.from_traces("x", profiles(ranks), 8, 1, NVLINK4)
     assert (round(job.step.ms, 3), round(projection.ms, 3)) == pairs.CUTS[ranks]
     assert "the 4 ranks without a trace are as fast as those with one" in job.assumed
 
 
 def test_fewer_than_half_of_the_ranks_do_not_say_how_late_the_others_are():
     with pytest.raises(ValueError, match="3 of 8 ranks: how late the others come is not in them"):
-        measured.from_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4)
+        projected.from_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4)
 
 
 def test_what_no_pair_is_like_is_not_checked():
@@ -231,7 +231,7 @@ def test_what_no_pair_is_like_is_not_checked():
 def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path):
     log = re.sub(r"# *Rank +[2-7].*", "#", NCCL_TESTS)
     (tmp_path / "log.txt").write_text(log)
-    projection = projecting.project(published(), gpus=2, link=str(tmp_path / "log.txt"))
+    projection = api.project(published(), gpus=2, link=str(tmp_path / "log.txt"))
     facts = projection.to_dict()
     assert facts["measured"]["step_ms"] == run_folder.read(published())["metrics"]["step_avg_ms"]
     assert projection.interval_ms is None and "Not checked, so without an interval" in str(projection)
@@ -255,10 +255,10 @@ def test_what_cannot_be_projected_is_one_sentence(options, sentence, capsys):
 
 
 def test_a_batch_must_divide():
-    job = measured.from_record(published())
+    job = projected.from_record(published())
     with pytest.raises(ValueError, match="a batch of 8 sequences does not divide"):
-        measured.check_batch(job, 3)
-    measured.check_batch(job, 4)
+        projected.check_batch(job, 3)
+    projected.check_batch(job, 4)
     assert "micro-batches of 2 sequences take as long for each as those of 8" in job.assumed
     assert job.unlike == "micro-batches get smaller, from 8 to 2 sequences"
 
@@ -269,7 +269,7 @@ def test_traces_of_half_of_the_ranks_are_projected_as_json(answer_of):
     assert projection["scaling"] == "weak" and projection["device"] == pairs.H100 and projection["checked"]
     assert projection["low_ms"] == pytest.approx(projection["step_ms"] * (1 - projection["worst_error_pct"] / 100))
     with pytest.raises(ValueError, match="project the run's record"):
-        projecting.project(*paths, gpus=8, scaling="strong")
+        api.project(*paths, gpus=8, scaling="strong")
 
 
 def test_a_trace_without_sizes_of_its_collectives_is_refused():
@@ -277,7 +277,17 @@ def test_a_trace_without_sizes_of_its_collectives_is_refused():
     if not folder.exists():
         pytest.skip("no shared traces")
     with pytest.raises(ValueError, match="says of no collective how large it is"):
-        projecting.project(folder, gpus=16, nodes=2, link="nvlink4,ib400")
+        api.project(folder, gpus=16, nodes=2, link="nvlink4,ib400")
+
+
+def test_traces_that_cannot_be_timed_again_are_refused_for_the_right_reason(tmp_path):
+    contrary, empty = "collectives come in orders that contradict each other", "its kernels have no duration"
+    for orders, us, sentence in ((("AB", "BA"), 20, contrary), (("A", "A"), 0, empty)):
+        for rank, names in enumerate(orders):
+            calls = [traces.launched(f"nccl{name}", 30 * at + 5, us, 30 * at, at + 1) for at, name in enumerate(names)]
+            traces.write(tmp_path / f"rank{rank}.json", sum(calls, []), distributedInfo={"rank": rank, "world_size": 2})
+        with pytest.raises(ValueError, match=sentence):
+            api.project(tmp_path, gpus=8)
 
 
 def test_an_option_that_would_have_no_effect_is_refused(tmp_path, capsys):

@@ -135,7 +135,7 @@ def test_the_message_of_a_failed_run_names_no_private_path(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     for name in ("train", "val"):
-        shards.write(home / f"{name}.bin", [token % 256 for token in range(20000)])
+        shards.write(home / f"{name}.bin", [token % (256 - len(name)) for token in range(20000)])
     overrides = [f"data.train_glob={home}/train.bin", f"data.val_glob={home}/val.bin", "data.vocab_size=257"]
     with real_runs.Background(tmp_path / "results", "data=shards", *overrides, HOME=str(home)) as run:
         run.wait_for_record()

@@ -101,7 +101,7 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
     certificate |= {"losses_sha256": losses_sha256, "made_at": "2026-11-22T00:00:00Z"}
     (folders[1] / "certificate.json").write_text(json.dumps(certificate))
     out = printed(publish, *folders, "--name", "first")
-    assert "results/published/first: 3 runs" in out and "git add results" in out
+    assert "results/published/first: 3 runs" in out and "then: ./run.sh table --write && git add results" in out
     folder = house / "results" / "published" / "first"
     for run in folders:
         copy = folder / "cpu_nano" / run.name
@@ -137,7 +137,7 @@ def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house,
     assert {path.name for path in (folder / "races" / raced.name).iterdir()} == set(publication.RACE_FILES)
     shutil.rmtree(results.folder / "races")
     shutil.rmtree(results.folder / "cpu_nano")
-    assert judge.main([raced.name]) == 0  # found by its id among the published
+    assert judge.main([raced.name]) == judge.main([str(folder)]) == 0  # found by its id among the published
     assert selection.arms_from_words([raced.name])[1].name == "B"
     assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
 
@@ -153,6 +153,29 @@ def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, res
     assert (folder / "README.md").read_text() == readme.read_text() and (folder / "claim.yaml").is_file()
     assert judge.main([str(folder)]) == 0
     assert table.main(["--check"]) == 0  # its table is judge's matter
+
+
+def test_a_refused_claim_is_published_with_a_line_and_nothing_is_said_of_other_folders(
+    house, results, tmp_path, capsys
+):
+    runs = three(results)
+    for name, claimed_runs, code in (("whole", runs, 0), ("short", runs[:1], 1)):
+        assert judge.main([*map(str, claimed_runs), "--claim", str(tmp_path / name)]) == code
+        capsys.readouterr()
+        assert publish.main([str(tmp_path / name)]) == 0
+        out = capsys.readouterr().out
+        assert ("published, but ./run.sh judge refuses" in out) is bool(code) and "up to date" not in out
+    assert "rules failed, first: there are enough runs\n" in out
+    assert publish.main([str(results.add(9)), "--name", "no-claim"]) == 0
+    assert "judge refuses" not in capsys.readouterr().out
+
+
+def test_a_file_that_a_complete_record_does_not_list_stays_here(house, results):
+    folder = results.add(0)
+    (folder / "steps_by_rank.csv").write_text("step\n")
+    assert publish.main([str(folder), "--name", "listed"]) == 0
+    (copied,) = run_folder.find_runs([house / "results" / "published" / "listed"])
+    assert not (copied / "steps_by_rank.csv").exists() and verification.report(copied)["passed"]
 
 
 def test_the_name_without_one_is_that_of_the_first_run_without_its_seed(house, results):
@@ -182,6 +205,17 @@ def test_a_name_that_is_no_folder_of_its_own_is_refused(house, results, capsys, 
     assert not (house.parent / "x").exists() and not (house / "results" / "x").exists()
 
 
+def test_what_another_process_publishes_at_the_same_time_disturbs_nothing(house, results, capsys, monkeypatch):
+    path, unpublished = house / "results" / "published", publication.copy
+
+    def while_another(content, folder, *given):
+        (path / ".other.4711.tmp" / "README.md").mkdir(parents=True)  # as it cannot be read when it is gone
+        unpublished(content, folder, *given)
+
+    monkeypatch.setattr(publication, "copy", while_another)
+    assert publish.main([str(results.add(0)), "--name", "mine"]) == 0 and (path / "mine").is_dir()
+
+
 def test_what_is_there_is_never_written_over(house, results, capsys):
     run = results.add(0)
     for make in (
@@ -193,6 +227,15 @@ def test_what_is_there_is_never_written_over(house, results, capsys):
         make(path)
         assert "is there already" in refused(house, capsys, run, "--name", "taken")
         path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("name", ["races/{}/race.md", "ledger.jsonl", "README.md"])
+def test_a_file_that_a_link_leads_to_is_not_published(house, results, raced, tmp_path, capsys, name):
+    assert judge.main([raced.name, "--claim", str(tmp_path / "claim")]) in (0, 1)
+    path = tmp_path / "claim" / name.format(raced.name)
+    path.rename(tmp_path / "private")
+    path.symlink_to(tmp_path / "private")
+    assert "is a link, which is not published" in refused(house, capsys, tmp_path / "claim")
 
 
 def test_a_run_or_a_race_that_has_not_ended_is_refused(house, results, raced, capsys):
@@ -235,6 +278,12 @@ def test_a_file_that_names_this_machine_is_refused(house, results, capsys):
         (folder / "diff.patch").write_text(f"+path = '{house}/data'\n")
 
     assert "code/diff.patch, line 1: names this machine's" in refused(house, capsys, results.add(0, change=with_a_diff))
+
+
+def test_a_token_in_a_file_of_two_bytes_a_letter_is_refused(tmp_path):
+    (tmp_path / "keys.yaml").write_text(f"k: hf_{'abcdefghijklmnopqrstuvwxyzABCDEFGH'}\n", "utf-16")  # by PowerShell
+    with pytest.raises(ValueError, match="keys.yaml, line 1: holds "):
+        publication.search_files(tmp_path, ["keys.yaml"])
 
 
 def test_a_full_disk_leaves_no_half_folder(house, results, capsys, monkeypatch):

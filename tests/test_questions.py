@@ -117,7 +117,7 @@ def test_losses_without_a_spread_have_no_verdict_and_the_same_trajectories_are_e
     outcome = ask("loss", b_losses=[4.2] * 5, a_losses=[4.3] * 5)
     assert outcome["verdict"] == "inconclusive" and outcome["words"].startswith("no verdict: the losses have no spread")
     outcome = ask("loss", identical_losses=True)
-    assert (outcome["verdict"], outcome["words"]) == ("equivalent", "the losses of B are those of A, bit for bit")
+    assert (outcome["verdict"], outcome["words"]) == ("equivalent", "B's losses are bit-identical to A's")
 
 
 # ---- the way to a target
@@ -186,7 +186,7 @@ def test_the_verdict_on_steps_to_a_target(a, b, verdict):
     steps = questions.steps_to([[stopped(num) for num in arm_steps] for arm_steps in (a, b)], BELOW, 0.05)
     assert questions.steps_answer(steps, is_at_a_look=True) == verdict
     assert questions.steps_answer(steps, is_at_a_look=False) == "inconclusive"
-    assert steps["p"] == stats.welch(a, b).p  # None where every run of an arm takes as many
+    assert steps["p"] == stats.welch(a, b).p  # None where all runs of an arm take as many
     assert questions.steps_answer(None, is_at_a_look=True) == "inconclusive"
 
 
@@ -196,14 +196,14 @@ def test_the_sentence_on_steps_to_a_target():
         run["metrics"] = run["metrics"] | {"num_steps": 3}
     outcome = compare(a, b, on="steps_to_target")
     assert (outcome["verdict"], outcome["answers"]["time"]["verdict"]) == ("better", "slower")
-    assert outcome["words"] == "B needs fewer steps than A to the target: 4 and 3 (every run of an arm takes as many)"
+    assert outcome["words"] == "B needs fewer steps than A to the target: 4 and 3 (the same number in every run)"
     assert compare(b, a, on="steps_to_target")["words"].startswith("B needs more steps than A")
     above = compare(a, b, on="steps_to_target", target_val_loss=4.24)
     why = "the mean val_loss of both arms is not shown to be below the target 4.24"
     assert (above["verdict"], above["words"]) == ("inconclusive", f"steps to the target: 4 and 3, not compared: {why}")
     assert compare(a, b)["steps_to_target"] is None  # nobody asked
     early = compare(a, b, plan={"n": 6, "on": "steps_to_target"})
-    assert (early["verdict"], early["words"][:42]) == ("inconclusive", "no verdict: 5 and 5 runs were started, the")
+    assert (early["verdict"], early["words"][:42]) == ("inconclusive", "no verdict: 5 and 5 runs were started, but")
 
 
 def test_the_looks_and_the_candidates_of_a_race_share_the_alpha_of_its_steps():

@@ -157,6 +157,7 @@ def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
         (["rnu"], "did you mean run"),
         (["table"], "choose from run, speedrun, race"),
         (["--gpus", "-1", *SMOKE], "--gpus -1"),
+        (["--gpus", "1" + 20 * "0", *SMOKE], "use 0 to 64, as many as one machine has"),
         ([*SMOKE, "name=hf_" + "aB3x" * 9], "looks like a credential"),
         (["race", "--resume"], "--resume: the latest race"),
         (["race", "--resume", "--anyway"], "--resume: the latest race"),
@@ -170,6 +171,7 @@ def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
 def test_the_list_says_what_runs_waits_and_was_had(queue, answer_of, capsys):
     for _ in range(3):
         assert submit.main(["--gpus", "2", *SMOKE]) == 0
+    assert "it waits for an agent on a machine with 2 GPUs: this one has 0" in capsys.readouterr().out
     first, second, _ = queue.waiting()
     queue.end(queue.take(first), 0, "it ended", 0.5, 7.0)
     queue.take(second)
@@ -350,6 +352,16 @@ def test_an_entry_that_cannot_be_started_ends_and_the_next_is_run(results, queue
         queue.submit(["run", word], 0)
         assert agent.main(["--once"]) == 2
     assert [ending["exit_code"] for ending in queue.outcomes()] == [2, 2] and queue.waiting() == queue.taken() == []
+
+
+@pytest.mark.parametrize("make", [lambda log, private: log.symlink_to(private), lambda log, _: os.mkfifo(log)])
+def test_a_log_that_is_a_link_or_a_pipe_is_refused_and_nothing_is_written_through_it(results, queue, tmp_path, make):
+    private = tmp_path / "private"
+    private.write_text("mine")
+    id = queue.submit(["run", "--help"], 0)
+    make(queue.folder / "logs" / f"{id}.log", private)
+    assert agent.main(["--once"]) == 2
+    assert [ending["exit_code"] for ending in queue.outcomes()] == [2] and private.read_text() == "mine"
 
 
 def test_an_entry_that_this_user_may_not_take_is_said_and_the_next_is_run(results, queue, monkeypatch, capsys):

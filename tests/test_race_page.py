@@ -93,8 +93,8 @@ def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
     assert [line["y"] for line in times["series"]][:2] == expected
     cli.main([str(race)])
     html = (race / "race.html").read_text()
-    order = ("B is slower by 5 %", "<dt>A</dt>", "what differs (config: 1)", "<svg", "+4.00 to +6.00 %", "data-chart")
-    order += ("an-excluded-run", "<summary>plan.json")
+    order = ("B is slower by 5 %", "<svg", "+4.00 to +6.00 %", "<dt>A</dt>", "<summary>B against A</summary>")
+    order += ("what differs (config: 1)", "data-chart", "<summary>All 7 runs", "an-excluded-run", "<summary>plan.json")
     assert sorted(order, key=html.index) == list(order)
     assert "Interim looks that were not planned: 1." in html
     assert "Flags: uncalibrated, verdict-depends-on-exclusions" in html
@@ -102,7 +102,33 @@ def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
     assert "All arms: <code>goal.num_steps=4</code>" in html  # what all share is said once
     assert "inconclusive</span>C +5 %" in html  # the word once
     assert html.count("+0.25000") == 2  # of both losses
+    unfolded = re.sub(r"<details>.*", "", html, flags=re.S)  # of several candidates each has its own details
+    assert "with the excluded runs" not in unfolded and "with the excluded runs" in html
     assert html.count("an-excluded-run") == 1  # of the baseline: excluded from both comparisons
+
+
+@pytest.mark.parametrize("changes", [{}, {"on": "loss"}, {"comparable": False}, {"excluded": []}])
+def test_the_first_lines_say_on_how_many_runs_a_verdict_rests_where_some_are_excluded(changes):
+    facts = {"on": "time", "comparable": True, "arms": ["A", "B"], "started": [14, 2], "excluded": [EXCLUDED] * 12}
+    (verdict,) = verdicts.verdicts({"B": candidate(**facts | changes)})
+    note = "It rests on 2 of 14 runs of A and 2 of 2 runs of B; 12 disturbed runs are excluded."
+    for text in (verdict.text(False).splitlines()[-1], verdict.text(True).splitlines()[-1], verdict.html()):
+        assert (note in text) == (not changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"all_disturbed": True}, "Every run was disturbed by the machine."),
+        ({}, "Some runs were disturbed by the machine, and too few others remain."),
+        ({"on": "loss"}, None),
+    ],
+)
+def test_the_first_lines_say_if_disturbed_runs_are_counted(changes, note):
+    facts = {"on": "time", "comparable": True, "arms": ["A", "B"], "started": [2, 2], "flags": ["suspect-runs"]}
+    (verdict,) = verdicts.verdicts({"B": candidate(**facts | changes)})
+    needed = f"{note} They count here, but a claim needs undisturbed runs."
+    assert [line.strip() for line in verdict.text(False).splitlines() if "machine" in line] == [needed] * bool(note)
 
 
 def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
@@ -114,22 +140,22 @@ def test_the_change_of_the_loss_is_not_folded_away(race):
     html = race_page.document(race).html()
     unfolded = re.sub(r"<details>.*?</details>", "", html, flags=re.S)
     assert "+0.25000" in unfolded and "+0.10000 to +0.40000" in unfolded
-    assert "B&#x27;s val_loss is worse, and a rise of 0.002 nats is not excluded" in unfolded
+    assert "B&#x27;s val_loss is worse throughout the 95 % interval, and a rise of 0.002 nats" in unfolded
 
 
 def test_each_line_below_the_numbers_of_several_candidates_says_whose_it_is():
     waived = candidate(val_loss=LOSS | {"verdict": "waived"})
     lines = verdicts.numbers("A", {"B": waived, "C": waived, "D": candidate()}).blocks[-1].lines
-    same = "the losses of both arms are the same bit for bit: there is nothing to test"
+    same = "the losses of both arms are bit-identical: there is nothing to test"
     assert lines[:2] == [f"B: {same}", f"C: {same}"]
     assert lines[2].startswith("D's val_loss is worse")
     assert verdicts.numbers("A", {"B": waived}).blocks[-1].lines == [same]
 
 
 def test_the_flags_in_markdown_are_a_table_with_a_head():
-    shown = "\n".join(block.text(True) for block in verdicts.basis({"B": candidate(flags=["n=1"])}))
+    shown = "\n".join(block.text(True) for block in verdicts.basis(candidate(flags=["n=1"])))
     head, rule, row = shown.splitlines()[-3:]
-    assert head.startswith("| flag | meaning") and set(rule) == {"|", "-"} and row.startswith("| n=1  | one run has no")
+    assert head.startswith("| flag | meaning") and set(rule) == {"|", "-"} and row.startswith("| n=1  | a single run")
 
 
 def test_values_that_differ_are_cut_one_by_one_and_never_until_they_look_alike():
@@ -155,6 +181,7 @@ def test_a_race_without_a_verdict_says_its_unplanned_looks_too(race):
     sentence = "Interim looks that were not planned: 1."
     for shown in (race_page.document_of(race_json).markdown(), race_page.document_of(race_json, race).html()):
         assert "no verdict: it was abandoned" in shown and sentence in shown
+        assert shown.count("it was abandoned") == 1
 
 
 @pytest.mark.parametrize("missing", ["n", "looks", "alpha", "runs", "comparable", "steps", "time", None])
@@ -167,7 +194,7 @@ def test_an_older_race_that_lacks_a_key_is_drawn(race, missing):
         answer.pop(missing, None)
     race_json["arms"]["A"].pop(missing, None), race_json["plan"].pop(missing, None)
     shown = race_page.document_of(race_json).markdown()
-    assert ("planned 2 runs of each arm" in shown) == (missing != "n") and "started " in shown
+    assert ("planned 2 runs per arm" in shown) == (missing != "n") and "started " in shown
     assert ("alpha 0.05" in shown, "looks at 2" in shown) == (missing != "alpha", missing != "looks")
     assert ("2 runs, 4 steps" in shown) == (missing != "steps")
 

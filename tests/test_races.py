@@ -26,7 +26,7 @@ from bench.launch import ready
 from bench.machine import code_state, leases, preflight, processes
 from bench.machine.preflight import Check
 from bench.plans import locks
-from bench.plans.race import arm_process, plan, planning, question, runner, state
+from bench.plans.race import arm_process, plan, planning, runner, state
 from bench.record import ledger, race_folder, run_folder
 
 NOISE = 0.002  # sd of log run time, of one machine in one session; public logs have 0.0008
@@ -100,8 +100,48 @@ def test_what_is_measured_stays_hidden_until_the_race_has_ended(results, go, cap
     go("A=", "B=", "n=2", hurt={4: "interrupt"})
     out = capsys.readouterr().out
     assert "run 4 of 6 complete" in out
-    assert not re.search(r"train_s|val_loss|step_avg|10\.\d|: [AB]\b", out.split("stay hidden until it has ended")[1])
+    assert not re.search(r"train_s|val_loss|step_avg|10\.\d|: [AB]\b", out.split("stay hidden until the race ends")[1])
     assert not list((results.folder / "races").glob("*/race.json"))
+
+
+def test_a_race_whose_run_could_not_start_says_how_it_goes_on(results, go, monkeypatch):
+    monkeypatch.setattr(claimed.Racers, "start", lambda *args: "no record can be written there")
+    with pytest.raises(ValueError, match="not start; ./run.sh race --resume .* continues:\nno record can be written"):
+        go("A=", "B=optim.beta2=0.99", "n=2")
+
+
+def test_the_code_of_a_race_that_is_removed_between_two_runs_is_a_sentence_and_put_back(results, go, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(results.folder.parent / "cache"))
+    start, removed = claimed.Racers.start, []
+
+    def removes(self, folder, *args):
+        removed.append(folder)
+        if len(removed) == 2:
+            shutil.rmtree(folder, ignore_errors=True)
+        assert (folder / "bench").is_dir() or len(removed) == 2
+        return start(self, folder, *args)
+
+    monkeypatch.setattr(claimed.Racers, "start", removes)
+    with pytest.raises(
+        ValueError, match="the code that . runs from, was removed while it raced: ./run.sh race --resume .* p"
+    ):
+        go("A=", "B=optim.beta2=0.99", "n=2")
+    assert race.main(["--resume"]) == 0 and race_json(results)["status"] == "complete"
+
+
+def test_an_older_copy_of_the_results_put_back_during_a_race_is_a_sentence(results, go, monkeypatch):
+    start, kept = claimed.Racers.start, {}
+
+    def restored(*args):
+        tail, book = start(*args), results.folder / ledger.NAME
+        kept.setdefault("old", book.read_bytes())  # with the first run of the race
+        if len(ledger.read(results.folder).lines) == 9:
+            book.write_bytes(kept["old"])
+        return tail
+
+    monkeypatch.setattr(claimed.Racers, "start", restored)
+    with pytest.raises(ValueError, match="it no longer has 2 runs of this race, as an older copy put back would"):
+        go("A=", "B=optim.beta2=0.99", "n=2")
 
 
 @pytest.mark.parametrize("how", ["interrupt", "kill"])
@@ -210,6 +250,23 @@ def test_a_run_that_verify_refuses_ends_the_race_without_a_verdict(results, go, 
     assert "fails ./run.sh verify, so no verdict can include it: metrics follow from the facts: " in outcome["why"]
 
 
+def test_data_that_an_arm_reads_and_that_change_meanwhile_end_the_race_without_a_verdict(results, go, monkeypatch):
+    """A cheat: one arm's script overwrites the data beside the other's, which no identity covers."""
+    add, numbers = results.add, iter(range(9))
+
+    def reading(*args, **facts):
+        changed_ns = next(numbers) if args[5]["arm"] == "A" else 0
+        states = {"work/data.bin": [5, changed_ns]}
+        return add(*args, **facts | {"change": lambda run: run.update(script={"data_states": states})})
+
+    monkeypatch.setattr(results, "add", reading)
+    monkeypatch.setattr(runner.verification, "report", lambda folder: {"rules": ()})
+    code, arms = go("A=", "B=optim.beta2=0.99", "n=3")
+    outcome = race_json(results)
+    assert (code, outcome["status"], outcome["result"]) == (1, "abandoned", None)
+    assert outcome["why"] == "work/data.bin, which A reads, changed while the race was running: begin a new race"
+
+
 def test_failures_that_leave_fewer_than_two_times_end_the_race(results, go):
     code, arms = go("A=", "B=", "n=3", hurt=dict.fromkeys(range(2, 8), "fail"))
     assert (code, race_json(results)["status"]) == (1, "abandoned")
@@ -228,7 +285,7 @@ def test_a_look_that_decides_ends_the_race_early_as_planned(results, go):
 def test_a_look_that_does_not_decide_shows_nothing(results, go, capsys):
     chance = random.Random(5)
     go("A=", "B=", "n=3", "looks=2", time_of=lambda arm, seed: 10 * (1 + chance.gauss(0, 0.05)))
-    assert "after 2 runs of each arm: not decided, it goes on" in capsys.readouterr().out
+    assert "after 2 runs per arm: not yet, the race continues" in capsys.readouterr().out
     assert race_json(results)["status"] == "complete"
 
 
@@ -283,7 +340,7 @@ def test_a_race_of_unknown_length_ends_with_the_first_round_that_decides(results
     num = len(outcome["arms"]["B"]["runs"])
     assert (code, outcome["status"]) == (0, "stopped_early") and 3 <= num < 12
     assert outcome["result"]["against"]["B"]["verdict"] == "faster"
-    assert "3 to 12 runs of each arm, after a warm-up: it ends after the first round that decides" in out
+    assert "3 to 12 runs per arm after a warm-up: the race ends after the first round that decides" in out
     assert "plan  8 to 26 runs," in out and out.count("    look") == 1 and "--anyway" not in out
     assert [look["planned"] for look in outcome["looks"]] == [True] * (num - 2)
     assert "looks at 3, and after every round" in out
@@ -324,7 +381,7 @@ def test_a_race_whose_runs_were_all_disturbed_says_to_run_it_again_on_a_quiet_ma
     chance = random.Random(5)
     go("A=", "B=optim.beta2=0.99", "n=4", time_of=lambda arm, seed: chance.uniform(8, 16))
     (verdict,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict: ")]
-    assert verdict.endswith("the machine disturbed every run: run again on a quiet machine")
+    assert verdict.endswith("disturbed runs cannot tell: repeat on a quiet machine")
 
 
 def test_a_race_of_unknown_length_that_nothing_decides_takes_all_its_rounds(results, go):
@@ -404,6 +461,20 @@ def test_a_race_is_known_to_run_where_the_file_system_has_no_flock(tmp_path, mon
     assert not state.is_running(tmp_path)
 
 
+def test_a_lock_that_is_a_link_or_a_pipe_changes_no_other_file_and_keeps_nobody_waiting(tmp_path):
+    lock, victim = tmp_path / state.LOCK, tmp_path / "victim"
+    victim.write_text("precious")
+    lock.symlink_to(victim)
+    with pytest.raises(OSError, match="is a link, which is not written through"), state.locked(tmp_path):
+        pass
+    assert victim.read_text() == "precious"
+    lock.unlink()
+    os.mkfifo(lock)
+    assert not state.is_running(tmp_path)
+    with pytest.raises(OSError, match="No such device or address"), state.locked(tmp_path):
+        pass
+
+
 ELSEWHERE = """
 import os, sys
 from pathlib import Path
@@ -480,8 +551,9 @@ def test_commits_of_the_harness_that_train_alike_are_not_mistaken_for_those_of_t
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["A=", "B="], "A and B are the same config .* ./run.sh calibrate measures that"),
-        (["A=optim=muon", "B=", "C=optim=adamw"], "B and C are the same config"),
+        (["A=", "B="], "A and B have the same config .* ./run.sh calibrate measures it"),
+        (["A=optim=muon", "B=", "C=optim=adamw"], "B and C have the same config"),
+        (["A=", "B=track.repeats=2"], "; track.repeats=2: the default anyway, or no part of a config"),
         (["A=", "B=instruments=[regions]"], "times of A and B could not be compared: instruments differ: .* in B"),
         (["A=", "B=hardware.num_processes=2"], "world size differs: 1 in A, 2 in B"),
         (["A=", "B=goal.num_steps=30"], "A takes 20 steps and B 30, and they have no shared target loss"),
@@ -504,6 +576,12 @@ def test_what_could_not_be_compared_is_refused_before_the_first_run(results, rea
     anyway = "" if arguments[-1].startswith(("on=", "goal.")) and len(arguments) > 2 else ".*--anyway"
     with pytest.raises(ValueError, match=why + anyway):
         race.main([*arguments, "track=free", "goal.num_steps=20", "hardware=cpu"])
+    assert ledger.read(results.folder).lines == []
+
+
+def test_arms_of_the_same_code_meet_every_condition_of_a_job_and_nothing_is_raced(results, real_facts, capsys):
+    assert race.main(["A=", "B=", "--fail-on", "slower:1%", "track=free", "goal.num_steps=20", "hardware=cpu"]) == 0
+    assert "differ only by noise: nothing was raced, and no condition of --fail-on holds" in capsys.readouterr().out
     assert ledger.read(results.folder).lines == []
 
 
@@ -554,18 +632,32 @@ def test_what_a_race_asks_follows_from_its_arms_or_is_chosen(results, real_facts
 
 def test_a_track_that_judges_steps_asks_for_steps_and_another_code_for_time():
     facts = {name: {"source_sha256": name, "changes_losses": {"optim": 1}} for name in "AB"}
-    assert question.chosen(facts, "steps") == ("steps_to_target", "the track judges steps")
-    assert question.chosen(facts, "time") == ("time", "the arms differ in code")
+    assert plan.question_of(facts, "steps") == ("steps_to_target", "the track judges steps")
+    assert plan.question_of(facts, "time") == ("time", "the arms differ in code")
     facts["B"].pop("changes_losses")  # an older revision does not know it
-    assert question.chosen(facts, "time") == ("time", "the arms differ in code")
+    assert plan.question_of(facts, "time") == ("time", "the arms differ in code")
 
 
 def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_facts, capsys):
     folder = planning.begin(plan.parse_request(["A=", "B=optim=muon"]), results.folder)
-    runner.introduce(state.read(folder, results.folder).plan)
+    runner.introduce(state.read(folder, results.folder).plan, results.folder)
     out = capsys.readouterr().out
-    assert "the question: loss, at equal steps, because the arms differ in optim; on=time asks another" in out
-    assert "./run.sh judge refuses a claim: it asks for loss: track cpu_nano judges time (on=time)" in out
+    assert "compares loss, at equal steps, because the arms differ in optim; on=time compares time instead" in out
+    assert "judge would refuse a claim: the race compares loss, and track cpu_nano judges time (on=time)" in out
+    assert "earlier race" not in out
+    runner.introduce(state.read(folder, results.folder).plan | {"race_id": "later"}, results.folder)
+    assert "B: alpha is 0.025, since 1 earlier race of these arms left 50 % of it" in capsys.readouterr().out
+    race.main(["--abandon"])  # before its candidate ran
+    capsys.readouterr()
+    runner.introduce(state.read(folder, results.folder).plan | {"race_id": "later"}, results.folder)
+    assert "earlier race" not in capsys.readouterr().out
+    planned, _ = planning.planned(plan.parse_request(["A=", "B=goal.num_steps=100"]), results.folder)
+    planned["arms"]["A"]["rev"] = "HEAD"
+    planned["arms"]["B"] |= {"overrides": [], "dirty": True}
+    runner.introduce(planned, results.folder)
+    out = capsys.readouterr().out
+    assert "judge would refuse a claim: B is in the open division\n" in out
+    assert "B: this checkout, with uncommitted changes, config" in out and "A: the default at HEAD" in out
 
 
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):
@@ -590,8 +682,9 @@ def test_a_busy_machine_is_said_before_the_first_run_and_no_plan_is_made(results
             race.main(arguments)
         assert capsys.readouterr().out.count("warn  cpu load") == 1  # once, not once an arm
         assert ledger.read(results.folder).lines == []
-        arguments.append("--anyway")
+        arguments.append("on=loss")  # which load does not change: it is only said
     assert race.main(arguments) == 0
+    assert capsys.readouterr().out.count("warn  cpu load") == bool(load)
 
 
 def test_json_of_a_race_is_all_there_is_on_standard_output(results, go, answer_of, capsys):

@@ -10,7 +10,7 @@ import real_runs
 import scripted
 from cases import slow
 
-from bench.record import step_files
+from bench.record import run_folder, step_files
 
 TWO = [*real_runs.TWO, "hardware.collective_timeout_s=20"]
 HURRIED = {"bench.launch.launcher.HEARTBEAT_S": 0.0, "bench.launch.launcher.TICK_S": 0.1}
@@ -50,8 +50,10 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
     assert real_runs.left_in_temp(tmp_path) == []
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(diverged_run):
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(two_rank_run, diverged_run):
     folder, (code, text) = diverged_run, real_runs.ending(diverged_run)
+    assert [real_runs.left_in_temp(run.parents[2]) for run in (two_rank_run, diverged_run)] == [[], []]
+    assert not [name for name in run_folder.files(two_rank_run) if "attempt" in name or "elastic" in name]
     assert code == 1
     failure = real_runs.run_json(folder)["failure"]
     assert failure["kind"] == "non_finite_loss"

@@ -343,6 +343,12 @@ def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
     assert step_files.read_events(tmp_path) == expected
 
 
+def test_a_damaged_stall_names_its_line_and_field(tmp_path):
+    step_files.append_event(tmp_path, {"event": "stall", "ms": 1.0, "causes": [{"what": "gc", "ms": "1"}], "where": {}})
+    with pytest.raises(ValueError, match=r"events\.jsonl, line 1: causes\[0\]\.ms: expected float \| null, got str"):
+        step_files.read_events(tmp_path)
+
+
 # ---- privacy
 
 

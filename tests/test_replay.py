@@ -373,6 +373,12 @@ def _a_copy_is_no_replay(folder, replays):
     assert "is a copy: every step time is the record's" in came_again(folder)[1]
 
 
+def test_a_git_that_is_not_installed_is_no_missing_commit(finished_run, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    check = recorded._commit(recorded.read(finished_run))
+    assert check.status == "fail" and "git cannot be run" in check.found and "install git" in check.remedy
+
+
 def test_what_is_missing_is_said_before_any_work(finished_run, tmp_path):
     folder = real_runs.copy_of(finished_run, tmp_path / "results")
     change(folder, "steps.csv", lambda text: text)
@@ -488,6 +494,8 @@ def test_a_fetched_commit_and_settings_that_name_code_are_a_strangers_code_too(t
     assert brought(theirs) == [f"commit {theirs[:12]}, which HEAD does not contain"]
     for override in ("model.arch=subprocess:Popen", " script.rev=x", "instruments={a: {class: os:x}}"):
         assert brought(ours, override) == ["settings that name code"]
+    (tmp_path / "config.yaml").write_text("model:\n  arch: subprocess:Popen\n")
+    assert brought(ours, "model=mine") == ["settings that name code"]
 
 
 @pytest.mark.slow
@@ -575,6 +583,20 @@ def test_a_script_replays_from_the_sources_that_its_record_keeps(tmp_path):
     (cert,), _ = replayed(tmp_path / "results", folder, TMPDIR=str(temp))
     assert cert["outcome"] == "identical", cert["why"]
     assert remaining and set(temp.iterdir()) == remaining, "the replay's temporary files are removed with its checkout"
+
+
+@pytest.mark.slow
+def test_a_run_of_ones_own_model_optimizer_and_track_replays_from_its_record_alone(tmp_path):
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    real_runs.bench(tmp_path / "results", "init", SPEEDRUN_CWD=str(project), code=0)
+    chosen = ["track=mine", "model=mine", "optim=mine", "instruments=[regions,trace]", "goal.num_steps=30"]
+    folder = real_runs.run(tmp_path / "results", *chosen, SPEEDRUN_CWD=str(project))
+    elsewhere.mkdir()
+    shutil.rmtree(project)
+    (cert,), stderr = replayed(tmp_path / "results", folder, SPEEDRUN_CWD=str(elsewhere))
+    assert cert["outcome"] == "identical", cert["why"]
+    assert "settings  track=mine, model=mine, optim=mine: not in the code's conf/: taken from config.yaml" in stderr
 
 
 @pytest.mark.slow

@@ -16,13 +16,12 @@ from bench.config.schema import GoalConfig
 from bench.launch import initial_record, launcher, ranks, resume
 from bench.launch.prepare import prepare
 from bench.machine import environment
-from bench.record import checkpoints, failures, ledger, outside_clock, rows, run_folder, step_files, validity
+from bench.record import failures, ledger, outside_clock, rows, run_folder, step_files, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
 from bench.training import checkpoint
 from bench.training.distributed import Ranks
-from bench.training.finish_line import FinishLine
 from bench.training.timing.clock import Clock
-from bench.training.timing.loop import train
+from bench.training.timing.loop import FinishLine, train
 
 WORDS = ["track=free", *real_runs.SMALL, *real_runs.SLIGHT, "goal.num_steps=1200", "goal.val_every_steps=300"]
 WORDS += ["goal.val_tokens=1024", "hardware=cpu", "hardware.num_threads=1", "instruments=[]"]
@@ -144,16 +143,16 @@ def test_a_warning_is_heard_from_the_first_instant(warned):
 
 
 def test_a_checkpoint_that_was_changed_is_refused(warned):
-    (checkpoint,) = checkpoints.newest_first(only_folder(warned))
+    (checkpoint,) = run_folder.checkpoints(only_folder(warned))
     path = checkpoint / "rank0.pt"
     content = bytearray(path.read_bytes())
     content[-200] ^= 1
     path.write_bytes(content)
     code, out = segment(warned)
     assert code == 2 and "rank0.pt is not what the ledger says was written" in out, out
-    state = json.loads((checkpoint / checkpoints.STATE).read_text())  # its own sha256 made to fit
+    state = json.loads((checkpoint / run_folder.CHECKPOINT_STATE).read_text())  # its own sha256 made to fit
     state["files"]["rank0.pt"]["sha256"] = ledger.sha256_of(path)
-    (checkpoint / checkpoints.STATE).write_text(json.dumps(state))
+    (checkpoint / run_folder.CHECKPOINT_STATE).write_text(json.dumps(state))
     code, out = segment(warned)
     assert code == 2 and "state.json is not what the ledger says was written" in out, out
     assert run_folder.read(only_folder(warned))["status"] == "preempted"
@@ -162,19 +161,19 @@ def test_a_checkpoint_that_was_changed_is_refused(warned):
 def test_a_damaged_checkpoint_is_named_and_a_damaged_record_costs_only_itself(warned):
     folder, auto = only_folder(warned), job("resume=auto")
     begun, watch = initial_record.record_of(auto, environment.environment(), []), resume.Watch(folder, warned)
-    (checkpoint,) = checkpoints.newest_first(folder)
+    (checkpoint,) = run_folder.checkpoints(folder)
     newer = shutil.copytree(folder, folder.with_name(f"9{folder.name}"))
     (newer / "run.json").write_text("{")
     resume.wait_for_signs(auto, warned)
     assert resume.find(auto, begun, warned).folder == folder
     (checkpoint / "rank0.pt").unlink()
     os.mkfifo(checkpoint / "rank0.pt")  # for whose other end nobody waits
-    for name in ("rank0.pt", checkpoints.STATE):
+    for name in ("rank0.pt", run_folder.CHECKPOINT_STATE):
         with pytest.raises(ValueError, match=f"{name} is not what the ledger says was written"):
             resume.find(auto, begun, warned)
-        (checkpoint / checkpoints.STATE).write_text("{")
+        (checkpoint / run_folder.CHECKPOINT_STATE).write_text("{")
     (folder / "checkpoint" / "step999").mkdir()
-    (folder / "checkpoint" / "step999" / checkpoints.STATE).write_text('{"step": {}}')  # by a contestant
+    (folder / "checkpoint" / "step999" / run_folder.CHECKPOINT_STATE).write_text('{"step": {}}')  # by a contestant
     watch.tick()
     assert watch.step == 0 and ledger.read(warned).faults == []
 
@@ -216,12 +215,12 @@ def test_only_one_launcher_goes_on_with_a_run_also_where_clocks_differ(warned, m
         late = json.dumps(record | {"status": "running"})
         monkeypatch.setattr(resume, "_newest", lambda *known: (path.write_text(late), newest(*known))[1])
     begun = initial_record.record_of(job(override), environment.environment(), [])
-    (known,) = checkpoints.newest_first(folder)
+    (known,) = run_folder.checkpoints(folder)
     shutil.copytree(known, folder / "checkpoint/step999")  # which its killed launcher had not put into the ledger yet
     with pytest.raises(ValueError, match=why) if why else contextlib.nullcontext():
         going_on = resume.go_on(resume.find(job(override), begun, warned), job(override), begun, warned)
         assert going_on["segments"][0]["ended_at"] == elsewhere["heartbeat_at"]  # by the other's clock, as its start
-        assert checkpoints.newest_first(folder) == [known]
+        assert run_folder.checkpoints(folder) == [known]
 
 
 @pytest.mark.parametrize("lives", [True, False])
@@ -387,8 +386,8 @@ def test_other_ranks_go_on_only_with_a_state_that_all_have(saved, rules, reducer
 
 
 def test_a_rank_that_sees_another_file_than_the_launcher_has_checked_fails_like_a_bad_disk(warned):
-    (newest,) = checkpoints.newest_first(only_folder(warned))
-    state = json.loads((newest / checkpoints.STATE).read_text())
+    (newest,) = run_folder.checkpoints(only_folder(warned))
+    state = json.loads((newest / run_folder.CHECKPOINT_STATE).read_text())
     survival = {"folder": str(only_folder(warned)), "step": state["step"], "files": state["files"]}
     alone = Ranks(0, 1, torch.device("cpu"))
     assert checkpoint.load(survival, alone)["trainer"]["steps_done"] == state["step"]

@@ -207,3 +207,14 @@ def test_an_annotated_trace_never_takes_the_place_of_the_trace(tmp_path):
     with pytest.raises(ValueError, match="name another folder"):
         verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path)])
     assert (tmp_path / "rank0.json.gz").read_bytes() == before
+
+
+def test_an_annotated_trace_is_written_through_no_link_and_a_folder_that_cannot_be_written_is_said(tmp_path):
+    write(tmp_path / "rank0.json.gz", [step(1, 0, 100), event("kernel", "k", 10, 20, correlation=1)])
+    (tmp_path / "private").write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rank0.json.gz").symlink_to("../private")
+    assert verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "private").read_text() == "mine" and [path.name for path in (tmp_path / "out").iterdir()]
+    with pytest.raises(ValueError, match="cannot be written .File exists."):
+        verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path / "private")])

@@ -210,4 +210,4 @@ def test_what_a_track_fixes_may_be_changed_but_the_record_says_so(results):
     (folder,) = [path for path in real_runs.folders(results) if "-short-" in path.name]
     expected = ["goal.num_steps: 4 instead of 120", "goal.val_tokens: 4096 instead of 32768"]
     assert real_runs.run_json(folder)["deviations"] == expected
-    assert "open division, because goal.num_steps: 4 instead of 120" in done.stdout
+    assert "open division: goal.num_steps: 4 instead of 120" in done.stdout

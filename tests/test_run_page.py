@@ -108,7 +108,10 @@ def test_a_killed_run_reads_well(results):
 def test_a_stall_is_said_in_words():
     event = {"event": "stall", "step": 3, "ms": 37.4, "step_ms": 94.8, "usual_ms": 57.4, "what": "after_validation"}
     event |= {"causes": [], "where": {}}
-    assert run_facts.details(event) == "37.4 ms above the usual 57.4 ms, cause after validation"
+    assert run_facts.details(event) == "37.4 ms above the usual 57.4 ms, cause: after validation"
+    event["causes"] = [{"what": "foreign_load", "ms": 30.125}, {"what": "gc", "ms": None}]
+    event["where"] = {"forward_ms": 25.2}
+    assert run_facts.details(event).endswith(", cause: foreign load 30.12 ms, gc, in forward 25.2 ms")
 
 
 @needs_browser

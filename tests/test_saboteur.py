@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import real_runs
 import scripted
 from test_sandbox import needs_one
 
+from bench.api import comparing
+from bench.cli import race
 from bench.cli.main import main as bench
 from bench.machine import processes
 from bench.record import validity
@@ -41,10 +44,10 @@ time.sleep(99 * (NUM_KILLED > 0))
 
 @pytest.fixture
 def raced(tmp_path):
-    """raced() races a script against one that leaves a daemon.  Returns (exit code, what was printed, its records)."""
+    """raced() races a script against one with more code.  Returns (exit code, what was printed, its records)."""
 
-    def go(num_killed, *overrides):
-        for arm, code in (("a", ""), ("b", DAEMON.replace("NUM_KILLED", str(num_killed)))):
+    def go(code_of_b, *overrides):
+        for arm, code in (("a", ""), ("b", code_of_b)):
             (tmp_path / arm).mkdir()
             (tmp_path / arm / "train.py").write_text(STEPS + code)
         arms = [f"{arm.upper()}=script={tmp_path / arm / 'train.py'}" for arm in "ab"]
@@ -69,7 +72,7 @@ def saboteurs():
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), pytest.param(("script.sandbox=true",), marks=needs_one)])
 def test_a_daemon_is_gone_before_the_other_arm_runs(raced, overrides):
-    _, out, runs = raced(0, *overrides)
+    _, out, runs = raced(DAEMON.replace("NUM_KILLED", "0"), *overrides)
     assert (len(runs), {run["status"] for run in runs}) == (6, {"complete"}), out
     assert saboteurs() == []
 
@@ -78,12 +81,27 @@ def test_a_daemon_is_gone_before_the_other_arm_runs(raced, overrides):
 @pytest.mark.parametrize("num_killed", [1, 2])
 def test_what_kills_its_guard_and_its_launcher_leaves_nothing_and_ends_its_race(raced, num_killed):
     """Its guard alone, which is its parent, or the launcher too, the guard's."""
-    code, out, runs = raced(num_killed)
+    code, out, runs = raced(DAEMON.replace("NUM_KILLED", str(num_killed)))
     assert code == 1 and saboteurs() == [], out
     assert "which has been ended" in out or "it has been ended" in out
     assert "of B" in out and "(process " in out
     if num_killed == 1:
         assert [run["failure"]["kind"] for run in runs if run["failure"]] == ["processes_left"]
+
+
+SLOWS = """
+pid = os.getpid()
+while b"race" not in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0"):
+    pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+os.setpriority(os.PRIO_PROCESS, pid, 3)  # which every later run of A gets from it
+"""
+
+
+@pytest.mark.slow
+def test_what_changes_the_race_that_starts_the_other_arm_ends_it(raced):
+    code, out, runs = raced(SLOWS)
+    assert code == 1 and len(runs) < 3, out
+    assert re.search("verdict: while .* of B ran, the race's own process had its priority changed", out), out
 
 
 STARVED = """
@@ -120,8 +138,11 @@ def test_what_goes_on_is_named_and_not_what_dies_slowly(monkeypatch, code, is_ki
     assert len(names) == num_named
 
 
-def test_what_burns_in_one_arms_runs_alone_is_named_and_times_are_not_compared(tmp_path, capsys):
-    """A program burns there that no run has started and none can end: systemd-run, at, ssh localhost."""
+def test_what_burns_in_one_arms_runs_alone_is_named_and_times_are_not_compared(tmp_path, capsys, monkeypatch):
+    """A program burns there that no run has started and none can end: systemd-run, at, ssh localhost.
+
+    A race that ends like this may be run again: exit code 75.
+    """
     results = claimed.Results(tmp_path / "results")
 
     def burdened(run):
@@ -139,3 +160,7 @@ def test_what_burns_in_one_arms_runs_alone_is_named_and_times_are_not_compared(t
     assert bench(["compare", *arms["A"], "vs", *arms["B"]]) == 2
     out = capsys.readouterr().out
     assert "other programs kept the machine busy in 3 of 3 runs" in out and "burner 0.90" in out, out
+    assert "race again when they have ended, with n=5 or more" in " ".join(out.split()), out
+    against = comparing.compare(arms["A"], arms["B"]).against
+    monkeypatch.setattr(race, "_raced", lambda *args: (tmp_path, {"result": {"against": against}}))
+    assert race.main(["A=", "B=optim.beta2=0.99", "--json"]) == os.EX_TEMPFAIL

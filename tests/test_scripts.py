@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import pickle
+import py_compile
 import shutil
 import signal
 import statistics
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,11 +21,13 @@ from cases import slow
 from bench.claims.rules import runs
 from bench.cli import main as program
 from bench.compare import eligibility
+from bench.launch import opened
 from bench.machine import code_state
 from bench.plans.race import arm_process, runner
 from bench.record import ledger, run_folder, step_files, verification
 from bench.record.importers import dialects
 from bench.record.rows import MACHINE_INSTRUMENTS, row_of
+from bench.training import open_watch
 
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
 
@@ -126,6 +130,27 @@ def test_what_a_script_computes_is_not_counted_as_other_programs_load(tmp_path):
     assert (num_cores - measured["foreign_cpu_cores"]) * measured["wall_s"] > 1.8 * num_cores
 
 
+HOGS = {
+    "a child that it waits for": "subprocess.run([sys.executable, '-c', 'x = bytearray(300 << 20)'])",
+    "its own, with the peak reset": (
+        "x = bytearray(300 << 20); time.sleep(3); del x; open('/proc/self/clear_refs', 'w').write('5')"
+    ),
+    "a child that it kills": (
+        "child = subprocess.Popen([sys.executable, '-c', 'x = bytearray(300 << 20); import time; time.sleep(60)']);"
+        " time.sleep(5); os.kill(child.pid, 9)"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOGS)
+def test_the_peak_memory_of_a_script_is_that_of_its_largest_process(tmp_path, what):
+    prints = "for step in range(3): print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
+    (tmp_path / "hog.py").write_text(f"import os, subprocess, sys, time\n{prints}\n{HOGS[what]}\n")
+    folder = scripted.run(tmp_path / "results", tmp_path / "hog.py", "script.torchrun=false", "track=free")
+    (peak_gib,) = real_runs.run_json(folder)["measured"]["peak_mem_gib_by_rank"]["rss"]
+    assert 0.29 < peak_gib < 0.4
+
+
 def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
     yaml = scripted.ODD.with_name("own_words.yaml")
     run = scripted.odd(tmp_path, "own_words", f"script.dialect={yaml}")
@@ -159,7 +184,7 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
         ("goes_back", "its lines are of 2 runs"),
         ("stops_early", "its last validation is of step 1, and its last step is 6"),
         ("edits_itself", "script/train.py changed while it ran"),
-        ("other_data", "it opened data that are not the track's"),
+        ("other_data", "it read a file that is not the track's data"),
         ("other_data", "it never opened the track's val shards"),
         ("trains_on_val_and_claims_less", "it opened the track's validation shards while it trained, at "),
         slow("validates_longer", "its validations take longer once it has trained: 1."),
@@ -172,6 +197,79 @@ def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, na
     assert any(sentence in doubt for doubt in script_doubts(run)), script_doubts(run)
     assert any(sentence in reason for reason in run["validity_reasons"])
     assert faults(run["folder"]) == []
+
+
+WATCH = """
+import os, runpy, sys
+runpy.run_path(sys.argv[1])["watch"](sys.argv[2])
+{text}
+"""
+READ = "open('{foreign}/w.dat', 'rb').read()"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (READ, "w.dat"),
+        ("open('{foreign}/w.bin', 'ab').close(); open('{foreign}/w.bin', 'rb')", "w.bin"),
+        ("os.link('{foreign}/w.bin', 'own.bin'); open('own.bin', 'rb')", "w.bin"),
+        ("open('own.bin', 'wb').close(); os.replace('{foreign}/w.bin', 'own.bin'); open('own.bin', 'rb')", "w.bin"),
+        ("os.rename('{foreign}', 'own'); open('own/w.bin', 'rb')", "foreign"),
+        (
+            "open('{foreign}/w.bin', 'wb', opener=lambda *_: os.open('x', 65, 438)); open('{foreign}/w.bin', 'rb')",
+            "w.bin",
+        ),
+        ("open('{foreign}/torchinductor/.triton/w.bin', 'rb')", "w.bin"),
+        ("os.system('cat <{foreign}/w.bin >own.bin')", "w.bin"),
+        ("import subprocess; subprocess.run(['cp', '{foreign}/w.bin', 'own.bin'])", "w.bin"),
+        ("open('{foreign}/a.txt'); open('{foreign}/b'); open('{foreign}/c')", "a.txt"),
+        ("open(os.path.join(b'{foreign}', b'not_\\xff.bin'), 'rb')", "not_\\xff.bin"),
+        ("sys.path.insert(0, '{foreign}'); import secretmod", "secretmod.py"),
+        ("sys.path.insert(0, '{foreign}'); import compiled", "compiled.py"),
+        ("open('{foreign}/a.txt'); open('{foreign}/b'); open('/proc/self/maps'); import this", None),
+        ("open('own.bin', 'wb').write(b'x'); os.rename('own.bin', 'b.bin'); open('b.bin', 'rb')", None),
+        ("os.mkdir('own'); os.system('cp {foreign}/b own/b.bin'); open('own/b.bin', 'rb')", None),
+    ],
+)
+def test_what_a_process_reads_is_foreign_unless_it_made_it(tmp_path, text, expected):
+    foreign = tmp_path / "foreign"
+    (foreign / "torchinductor/.triton").mkdir(parents=True)
+    for name in ("w.bin", "torchinductor/.triton/w.bin", "w.dat", os.fsdecode(b"not_\xff.bin")):
+        (foreign / name).write_bytes(bytes(2**17))
+    for name in ("a.txt", "b", "c"):
+        (foreign / name).write_bytes(bytes(30_000))
+    (foreign / "secretmod.py").write_text("x = 1")
+    (foreign / "compiled.py").write_text("x = 1")
+    py_compile.compile(foreign / "compiled.py")  # which is read in place of its source
+    notes = tmp_path / ".rank0.opened.tmp"
+    code = WATCH.format(text=text.format(foreign=foreign))
+    subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
+    data, sources = opened.foreign(opened.noted(tmp_path, 1))
+    names = [os.path.basename(path) for path in [*(note["real"] for note in opened.without_small(data)), *sources]]
+    assert names[0].startswith(expected) if expected else names == [], names
+
+
+def test_a_folder_of_pythonpath_is_foreign_whatever_its_name(tmp_path):
+    """The cheapest cheat: script.env.PYTHONPATH with a folder that is called site-packages."""
+    packages, notes = tmp_path / "site-packages", tmp_path / ".rank0.opened.tmp"
+    packages.mkdir()
+    (packages / "secretmod.py").write_text("x = 1")
+    command = [sys.executable, "-c", WATCH.format(text="import secretmod"), open_watch.__file__, str(notes)]
+    subprocess.run(command, cwd=tmp_path, check=True, env=os.environ | {"PYTHONPATH": str(packages)})
+    assert opened.foreign(opened.noted(tmp_path, 1)) == ([], [str(packages / "secretmod.py")])
+
+
+def test_a_script_that_writes_below_the_folder_of_another_arm_is_doubted(tmp_path):
+    script, other = tmp_path / "mine/train.py", tmp_path / "other"
+    script.parent.mkdir()
+    other.mkdir()
+    line = "print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
+    writes = f"for path in ({str(script.parent)!r}, {str(other)!r}, '.'): open(path + '/data.bin', 'wb').write(b'x')"
+    script.write_text(f"{writes}\nfor step in range(3): {line}\n")
+    arms = os.pathsep.join([str(tmp_path), str(script.parent), str(other)])  # the folder of results is an arm's, too
+    run = real_runs.run_json(scripted.run(tmp_path / "results", script, "track=free", RACE_ARMS=arms))
+    doubts = [doubt for doubt in script_doubts(run) if "arm" in doubt]
+    assert doubts == [f"it wrote to a file of another arm of its race: {other}/data.bin"]
 
 
 @pytest.mark.slow
@@ -484,6 +582,10 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
     (folder / "logs").mkdir()
     (folder / "logs" / "old.py").write_text("1")
     (folder / "weights.pt").write_bytes(b"1")
+    killed = folder / "mine" / "free" / "run" / "work"  # in a results folder, by its ledger
+    killed.mkdir(parents=True)
+    (killed / "copy.py").write_text("1")
+    (folder / "mine" / "ledger.jsonl").touch()
     assert identity() == before
     (folder / "helper.py").write_text((folder / "helper.py").read_text() + "\nx = 1\n")
     edited = identity()

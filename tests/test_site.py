@@ -257,7 +257,19 @@ def test_the_leaderboard_is_that_of_the_table_by_device(raced, printed, capsys):
         assert entry.status in text and entry.status in html
     assert "<h3>cpu_nano on Example CPU</h3>" in html and "No record yet." in html.split("cpu_nano on Fast CPU")[1]
     assert html.count("<h3>cpu_nano on ") == 2 and html.count('data-chart="records-') == 1
-    assert ">the first<" in html and ": optim.beta2 0.95 → 0.99" in html
+    assert ">the first<" in html and ">optim.beta2 0.95 → 0.99<" in html
+    assert re.search(r"^ +2  optim\.beta2 0\.95 → 0\.99$", text, re.M)
+
+
+def test_what_changed_begins_with_what_is_trained_and_leaves_out_what_is_not(raced, monkeypatch):
+    settings = ["hardware.stall_timeout_s", "instruments.telemetry.host_interval_ms", "hardware.dtype", "model.width"]
+    differing = [{"kind": "config", "what": what, "a": [1], "b": [2]} for what in settings]
+    monkeypatch.setattr(leaderboard_views.comparison, "differing_folders", lambda a, b: differing)
+    (board,) = leaderboard.boards(store.read_rows([raced]), [raced])
+    before, entry = (step[0] for step in board.records)
+    assert leaderboard_views._what_changed(before, entry) == "model.width 1 → 2, hardware.dtype 1 → 2"
+    del differing[2:]  # only settings that change nothing: better these than none
+    assert leaderboard_views._what_changed(before, entry).startswith("hardware.stall_timeout_s 1 → 2, instruments.")
 
 
 def test_who_made_a_record_is_what_the_readme_beside_its_ledger_says(raced):

@@ -19,7 +19,7 @@ from bench.data.sources import source as base
 
 @pytest.mark.parametrize("missing", ["train_tokens", "markov_seed", "markov_lags"])
 def test_a_setting_that_a_source_needs_is_asked_for(missing):
-    with pytest.raises(ValueError, match=f"data.{missing} is not set: source markov needs it"):
+    with pytest.raises(ValueError, match=f"data.source=markov needs data.{missing}: give data.{missing}=VALUE"):
         datasets.chosen(small_markov(**{missing: None}))
 
 
@@ -38,7 +38,7 @@ def test_what_is_made_is_found_and_not_made_again(root):
     messages = []
     first = datasets.prepare(small_markov(), say=messages.append)
     assert datasets.prepare(small_markov(), say=messages.append) == first == datasets.find(small_markov(), **QUIET)
-    assert len(messages) == 1 and "making markov-" in messages[0]
+    assert len(messages) == 1 and "building markov-" in messages[0]
     assert [(file.num_tokens, file.num_bytes) for file in first.train] == [(5000, 1024 + 2 * 5000)]
 
 

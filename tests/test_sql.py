@@ -1,6 +1,8 @@
 """./run.sh sql and speedrun.sql(): results by a query that can change nothing."""
 
+import _thread
 import json
+import threading
 
 import pytest
 from comparing import a_run, six_runs, write  # noqa: F401
@@ -85,6 +87,17 @@ def test_forms(six_runs, capsys):
 def test_what_is_wrong_is_said_with_what_to_try(six_runs, query, message):
     with pytest.raises(ValueError, match=message):
         api.sql(query)
+
+
+def test_ctrl_c_ends_an_endless_query(six_runs):
+    threading.Timer(0.5, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        api.sql("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT max(x) FROM c")
+
+
+def test_what_json_does_not_have_is_text_or_null(six_runs, capsys):
+    assert sql.main(["SELECT x'00ff' AS bytes, 1e999 AS infinite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"bytes": "00ff", "infinite": None}]
 
 
 def test_steps_of_too_many_runs_are_not_read(six_runs, monkeypatch):

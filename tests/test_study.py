@@ -1,6 +1,7 @@
 """A study: equal searches, edges extended, fresh seeds for the race, resumed; trials and races cost no time here."""
 
 import csv
+import json
 import math
 import random
 import re
@@ -13,11 +14,14 @@ from test_simulation import BASE
 from bench.base import metric
 from bench.cli import study as cli
 from bench.compare import effects, same_loss, verdict
+from bench.machine import leases
 from bench.machine.signals import Interrupted
 from bench.plans import study
 from bench.plans.race import arm_process
+from bench.plans.sweep import points
 from bench.plans.sweep.points import Points
 from bench.record import sweep
+from bench.report import study_page
 
 WORDS = ["optim=adamw,muon", "tune=optim.lr", "budget=5trials", "n=4", "track=cpu_nano"]
 BEST_LR = {"adamw": 0.018, "muon": 0.0013}
@@ -97,6 +101,8 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     assert out.index("verdict: BETTER  Muon") < out.index("verdict: FASTER  Muon")
     assert "verdict: FASTER  Muon reaches val_loss 2.80" in out and ", which every run reaches, in " in out
     assert "at the edge" not in out
+    for text in (out, (folder / "study.md").read_text(), (folder / "study.html").read_text()):
+        assert "What the verdict on the loss rests on" in text and "Flags: uncalibrated" in text  # those of its race
     rows = list(csv.reader((folder / "study.csv").read_text().splitlines()))
     assert [row[0] for row in rows] == ["arm", "Adamw", "Muon"] and rows[2][1:4] == [
         "optim.lr=0.00126",
@@ -106,10 +112,46 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     tex = (folder / "study.tex").read_text()
     assert tex.count(r"\\") == 3 and "95 \\% interval" in tex and "val\\_loss" in tex
     page = (folder / "study.html").read_text()
+    race_page = (bench.results.folder / "races" / facts["race_id"] / "race.html").read_text()
+    for html in (page, race_page):
+        assert "pysource, gpt2, 4 layers of width 128, 120 steps of 1,024 tokens, on Example CPU; track" in html
     assert "study-tuned" in page and "arms-val_loss-train_s" in page and "Study: Muon against Adamw" in page
     browser.look_at(folder / "study.html")
     assert cli.main(WORDS) == 0  # all is done: the answer again
     assert len(bench.trials) == 10
+
+
+def test_an_inconclusive_time_says_below_what_p_must_be():
+    numbers = {"mean_s": [1.0, 0.9], "mean_steps": [9.0, 8.0], "val_loss": 3.0, "change_pct": -10.0}
+    times = numbers | {"ci95_pct": [-19.0, -1.0], "p": 0.0252, "alpha": 0.025, "verdict": "inconclusive"}
+    sentence = study_page._sentence("Mine", "Adamw", times, metric.VAL_LOSS)
+    assert sentence.endswith("%, p = 0.0252); p must be below 0.025 here (the loss has the other half of alpha)")
+
+
+def test_a_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    assert cli.main([*WORDS, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    text = "5 trials per arm, 122,880 tokens each, optim.lr from 0.0018 (Adamw), "
+    assert text in out and "; then a race of the best configs with 4 fresh seeds" in out
+    runs = "10 trials, then a race of 10 runs (a warm-up and 4 of each arm)"
+    assert f"    plan  20 runs, the first run shows how long they take: {runs}; a dry run: nothing was trained" in out
+    assert cli.main(["optim=adamw,muon", "tune=optim.lr", "budget=2h", "track=cpu_nano", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_trials"] is None
+    assert bench.trials == [] and not (bench.results.folder / "sweeps").exists()
+
+
+def test_its_baseline_stays_the_baseline_of_a_race_from_it(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, monkeypatch)
+    assert cli.main(WORDS) == 0
+    tried = sweep.trials(folder_of(bench), sweep.read_study(folder_of(bench)))
+    best_lr = {name: sweep.best_of(losses) for name, losses in tried.items()}
+    assert min(tried["Muon"].values()) < min(tried["Adamw"].values())  # by which a sweep would put it first
+    assert points.winning_arms(folder_of(bench), 2) == [
+        f"{name}=track=cpu_nano optim={name.lower()} optim.lr={best_lr[name]!r}" for name in ("Adamw", "Muon")
+    ]
+    with pytest.raises(ValueError, match="--top 3: study-.* has 2 arms with complete trials"):
+        points.winning_arms(folder_of(bench), 3)
 
 
 @pytest.mark.slow
@@ -124,6 +166,16 @@ def test_the_same_command_goes_on_after_an_interrupt_of_the_search_and_of_the_ra
     assert len(list((bench.results.folder / "races").iterdir())) == 1
 
 
+def test_a_study_that_another_process_runs_is_refused_and_its_file_stays(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, monkeypatch, end_after=3)
+    assert cli.main(WORDS) == 1
+    file = folder_of(bench) / sweep.STUDY
+    with study.locked(folder_of(bench)), pytest.raises(leases.Busy, match="runs this study: wait for its end"):
+        file.write_text(kept := file.read_text() + "\n")
+        cli.main(WORDS)
+    assert len(bench.trials) == 3 and file.read_text() == kept
+
+
 def test_a_budget_of_tokens_holds_the_race_too(tmp_path, monkeypatch):
     bench = Bench(tmp_path, monkeypatch)
     tokens = 2 * (4 + 1 + 3) * 120 * 1024  # a race with its warm-ups and three trials of each arm
@@ -131,10 +183,11 @@ def test_a_budget_of_tokens_holds_the_race_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_path, monkeypatch):
+def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_path, monkeypatch, capsys):
     bench = Bench(tmp_path, monkeypatch, end_after=3)  # a run takes 30 s
     arguments = [*WORDS[:2], *WORDS[3:], f"budget={2 * 30 * (4 + 1) + 2 * 30 * 4 + 20}s"]
     assert cli.main(arguments) == 1 and len(bench.trials) == 3  # one arm is a trial ahead
+    assert "tuning optim.lr; they show how many the budget allows" in capsys.readouterr().out
     assert cli.main(arguments) == 0
     assert [sum(name == arm for arm, *_ in bench.trials) for name in BEST_LR] == [4, 4]
     assert sweep.read_study(folder_of(bench))["num_trials"] == 4
@@ -157,8 +210,32 @@ def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_pat
     text = (record / "run.json").read_text()
     (record / "run.json").write_text(text.replace('"kind": "non_finite_loss"', '"kind": "out_of_memory"'))
     sweep.keep(folder, 10, [*overrides[:2], "optim.lr=0.6", "seed=0"], {"folder": record})
-    with pytest.raises(ValueError, match="^Adamw: its trial .* has no val_loss to compare: an example"):
-        sweep.trials(folder, facts)
+    assert 0.6 not in sweep.trials(folder, facts)["Adamw"]  # to be made again
+
+
+def test_a_trial_that_fails_ends_the_command_and_is_made_again_by_the_next(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    everything = Points.all
+
+    def fails(points, *args):
+        everything(points, *args)
+        folder = sweep.points(points.folder)[-1].folder
+        record = json.loads((folder / "run.json").read_text())
+        failure = {"kind": "exception", "message": "RuntimeError: planted (my_optim.py, line 30)"}
+        (folder / "run.json").write_text(json.dumps(record | {"status": "failed", "failure": failure}))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Points, "all", fails)
+        assert cli.main(WORDS) == 1
+    said = "failed: RuntimeError: planted (my_optim.py, line 30): fix it, then repeat the command to continue"
+    out = capsys.readouterr().out
+    assert said in out and "   study  Muon: trial " in out
+    assert "plan  20 runs, " in out  # the search and the race
+    assert cli.main([*WORDS, "--dry-run"]) == 0
+    assert ": 9 trials left, then a race of 10 runs (a warm-up and 4 of each arm); a dry" in capsys.readouterr().out
+    assert cli.main(WORDS) == 0 and len(bench.trials) == 11
+    assert cli.main([*WORDS, "--dry-run"]) == 0
+    assert "plan  nothing is left to run: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -170,9 +247,10 @@ def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_pat
         (["optim=adamw,adamw", *WORDS[1:]], "give two arms or more, under different names"),
         ([WORDS[0], "tune=optim.muon_lr", *WORDS[2:]], "tune=optim.muon_lr: optim=adamw has no such setting"),
         ([WORDS[0], "tune=optim.name", *WORDS[2:]], "optim=adamw has adamw, and a search begins above 0"),
-        ([*WORDS[:2], *WORDS[3:]], "budget is not given: "),
+        ([*WORDS[:2], *WORDS[3:]], "budget is missing: "),
         ([*WORDS[:2], "budget=2x", *WORDS[3:]], "budget=2x: write 2h or 45m, 8trials"),
         ([*WORDS[:2], "budget=0trials", *WORDS[3:]], "give each arm a trial or more"),
+        ([*WORDS[:2], "budget=1000000000trials", *WORDS[3:]], "give each arm a trial or more, at most 10,000"),
         ([*WORDS[:2], "budget=1Mtokens", *WORDS[3:]], "are 12 runs: give 1.5 times as much"),
         ([*WORDS, "on=time"], "on=time: a study always asks for loss"),
         ([*WORDS[:3], "n=auto:3-9", WORDS[4]], "a study's race has a fixed number of runs: give n=5"),

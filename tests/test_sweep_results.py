@@ -110,7 +110,7 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     assert [line.strip() for line in lines[:4]] == [
         "6 of 8 complete",
         "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory: m",
-        "1 not run, --budget 2h is spent: the same command goes on with them",
+        "1 not run, --budget 2h is spent: repeat the command to run them",
         "not begun: optim.lr=0.003 model.num_layers=4 seed=1",
     ]
     shown = "\n".join(sweep_results.table(swept))
@@ -225,7 +225,7 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
         pass
     assert "12 runs, about 2.0 h; 6 of 12 fit in the budget, 60 min" in capsys.readouterr().out
     with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one_slot:
-        assert "12 runs, the duration is known after the first\n" in capsys.readouterr().out
+        assert "12 runs, the first run shows how long they take\n" in capsys.readouterr().out
         one_slot.begin("seed=0")
         now_s[0] = 600.0
         one_slot.end()
@@ -236,7 +236,7 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
     assert forecasts == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
     now_s[0] = 0.0
     two_slots = series.Series(["a"] * 11, {}, live=False, budget_s=3600.0, at_once=2)
-    assert two_slots.fits() and two_slots.forecast() == "11 runs, 2 at a time, the duration is known after the first"
+    assert two_slots.fits() and two_slots.forecast() == "11 runs, 2 at a time, the first run shows how long they take"
     now_s[0] = 1700.0
     two_slots.end(spent_s=1000.0)  # 1900 s are left: one more in each of two slots
     assert two_slots.forecast() == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
@@ -299,7 +299,7 @@ def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, pr
     assert report.main([folder.name]) == 0
     html = (folder / "sweep.html").read_text()
     assert "<h1>Sweep over optim.lr, model.num_layers, seed</h1>" in html
-    assert "1 not run, --budget 2h is spent: the same command goes on with them" in html and "out_of_memory" in html
+    assert "1 not run, --budget 2h is spent: repeat the command to run them" in html and "out_of_memory" in html
     capsys.readouterr()
     out = printed(report, folder.name, "--md")
     pivot = table_groups.pivot_of(sweep_results.read(folder).rows, ["optim.lr", "model.num_layers"], "val_loss")

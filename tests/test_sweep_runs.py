@@ -16,6 +16,7 @@ import scripted
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bench.cli import main as program
+from bench.cli import sweeping
 from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
@@ -160,6 +161,15 @@ def test_jobs_are_of_a_sweep(results, printed, capsys):
     assert program.main(["run", "track=free", "--jobs", "2"]) == 2
     assert "hydra.launcher.parallel=2: settings of Hydra are for sweeps" in capsys.readouterr().err
     assert "parallel: 2" in printed(program, "run", "-m", "track=free", "seed=0,1", "-j", "2", "--cfg", "hydra")
+
+
+def test_a_sweep_that_runs_is_not_begun_a_second_time(results, monkeypatch, capsys):
+    command, codes = ["run", "-m", "track=free", "seed=0,1"], []
+    monkeypatch.setattr(sweeping.multirun, "go", lambda *_: codes.append(program.main(command) if not codes else None))
+    monkeypatch.setattr(sweeping, "_end", lambda *_: [])
+    program.main(command)
+    assert codes == [os.EX_TEMPFAIL]
+    assert f"process {os.getpid()} runs this sweep: wait for its end" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("parallel", [5, "many", 0])
@@ -307,7 +317,7 @@ def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, overrid
     done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *overrides, "--json", "--anyway", code=0)
     assert [run["status"] for run in json.loads(done.stdout)] == ["complete"] * 2
     if package == "optuna":  # once for all trials
-        assert done.stderr.count("    plan  2 runs, the duration is known after the first\n") == 1, done.stderr
+        assert done.stderr.count("    plan  2 runs, the first run shows how long they take\n") == 1, done.stderr
         assert "    plan  1 run" not in done.stderr and "     run  2 of 2: optim.lr=" in done.stderr
     (folder,) = sweep.folders(tmp_path)
     for run in map(real_runs.run_json, real_runs.folders(tmp_path)):

@@ -173,6 +173,7 @@ def test_sort_takes_settings_and_a_sign_turns_it_round(grid, capsys):
     [
         (["--where", "optim.lr<low"], "optim.lr is a number and 'low' is not: give a number"),
         (["--columns", "nothing*"], "there is no column nothing*"),
+        (["--columns", "seed", "/tmp"], "there is no column /tmp; put folders before --columns"),
         (["--baseline", "optim.lr=0.001"], "it matches 4 of 8 rows"),
         (["--baseline", "nothing"], "it matches no row"),
         (["--baseline", "optim.lr<0.002"], "a baseline is one row: use KEY=VALUE"),

@@ -552,15 +552,19 @@ def test_an_interval_that_no_driver_can_follow_is_refused():
             registry.check({"telemetry": settings})
 
 
-@pytest.mark.parametrize(("device", "cpu_frac", "num"), [("cpu", 0.027, 1), ("cpu", 0.005, 0), ("cuda", 0.02, 0)])
-def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, device, cpu_frac, num):
+@pytest.mark.parametrize(
+    ("device", "cpu_frac", "cpu_s", "num"),
+    [("cpu", 0.027, 0.3, 1), ("cpu", 0.027, 0.006, 0), ("cpu", 0.005, 0.3, 0), ("cuda", 0.02, 0.3, 0)],
+)
+def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, device, cpu_frac, cpu_s, num):
     """Its pace is not part of config_id, so that what it costs is bounded."""
     telemetry = registry.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
     telemetry._stopped = {}
-    telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, "sampler_cpu_frac": cpu_frac}
+    cost = {"sampler_cpu_frac": cpu_frac, "sampler_cpu_s": cpu_s}
+    telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, **cost}
     doubts = telemetry.doubts()
     assert len(doubts) == num
-    assert not doubts or doubts[0].startswith("telemetry itself took 2.7 % of a core (limit 1 %): a longer")
+    assert not doubts or doubts[0].startswith("telemetry itself took 2.7 % of a core (limit 1 %): set a longer")
 
 
 @pytest.mark.slow
@@ -581,6 +585,15 @@ def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libra
     assert 0 < summary["num_timed_samples"] <= sum(summary["num_samples"].values())
     assert run["metrics"]["energy_j"] is None
     assert not any(warning["instrument"] == "telemetry" for warning in run.get("warnings", ()))
+
+
+def test_a_sampler_without_proc_says_why_it_ends_in_one_line(tmp_path):
+    code = "import psutil, runpy; psutil.cpu_percent = lambda _: open('/none/stat')\n"
+    code += "runpy.run_module('bench.machine.telemetry.sampler', run_name='__main__')"
+    job = {"path": str(tmp_path / "x.csv"), "interval_ms": 20, "host_interval_ms": 20, "uuids": [], "num_devices": 0}
+    command = [sys.executable, "-c", code, json.dumps(job | {"root_pid": os.getpid()})]
+    done = subprocess.run(command, cwd=real_runs.REPO, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode and done.stderr == "telemetry: [Errno 2] No such file or directory: '/none/stat'\n"
 
 
 def test_a_killed_sampler_is_a_warning_and_closing_it_is_no_error(tmp_path):

@@ -79,7 +79,7 @@ def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
     rows = [step(1, 0, 100), event("cpu_op", "aten::mm", 10, 50), event("user_annotation", "forward", 5, 60)]
     report = traces.analysed([write(tmp_path / "a.json", rows)])
     assert [panel.id for panel in trace_page.panels_of(report, "")] == ["operators", "phases"]
-    assert "no device rows, only those of the host" in trace_page.document({"x": report}).html()
+    assert "no device rows, only operators" in trace_page.document({"x": report}).html()
 
 
 def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_an_older_one(tmp_path):

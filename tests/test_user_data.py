@@ -33,6 +33,12 @@ def test_the_users_shards_are_read_in_the_order_of_their_names(mine):
     assert both.train == dataset.train  # what both globs name is never trained on
 
 
+def test_a_copy_of_a_val_shard_is_not_trained_on(mine, tmp_path):
+    shutil.copy(tmp_path / "mine" / "val_1.bin", tmp_path / "mine" / "train_3.bin")
+    with pytest.raises(ValueError, match="val_1.bin has the bytes of train_3.bin: it is also a training shard"):
+        datasets.find(settings(**mine, vocab_size=301), **QUIET)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

@@ -54,6 +54,11 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, dtype):
         b"\xff" * 16,
         (9).to_bytes(8, "little") + b'{"a": 1}',
         (2).to_bytes(8, "little") + b"[]",
+        (140).to_bytes(8, "little")
+        + json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in ("a", "b")})
+        .ljust(140)
+        .encode()
+        + b"1234",
         (66).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}           ' + b"1234",
         (65).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}           ' + b"12345678",
     ],

@@ -26,7 +26,7 @@ import pytest
 import snapshots
 import traces
 import yaml
-from inputs import EVIL, KINDS, MEDIA, OF_RECORDS, READS, VERDICTS, WRITES
+from inputs import EVIL, KINDS, MEDIA, OF_RECORDS, PRIVATE, READS, VERDICTS, WRITES
 from test_referee import Tries, begun
 
 from bench.base import escape, paths
@@ -40,6 +40,7 @@ from bench.record import named, verification
 
 WITHIN_CPU_S = 30  # of a command: processor time, which the load of the machine does not change
 WITHIN_S = 900  # of a command that waits, or starts runs on a busy machine
+SECRET = "correct horse battery"  # in a private file of the user, to which a stranger's record links
 OTHERS = {"a.log": "LOG", "trace.json": "TRACE", "memory.pickle": "SNAPSHOT"}
 
 
@@ -47,7 +48,8 @@ class World:
     """A race, an open race, a search, a claim folder and logs, made once and copied to folder/here for each verb."""
 
     def __init__(self, folder):
-        self.made, self.here = Path(folder) / "made", Path(folder) / "here"
+        self.made, self.here, self.private = (Path(folder) / name for name in ("made", "here", "private"))
+        self.private.write_text(f"note: {SECRET}\n")
         self._patch, self._listener = pytest.MonkeyPatch(), None
         self._reopened = []  # files that were opened since an input was changed
 
@@ -247,6 +249,10 @@ class World:
         is_judging = READS[verb].command.split()[0] in JUDGING and not plain_file.LIVE.search(str(path))
         if is_other and is_judging and "changed" in times and phase == "while" and str(path) in self._reopened:
             wrong.append(f"read, changed, and read again (exit code {code})")
+        if kind == PRIVATE and "/" in name:  # others are files that the user names
+            files = [path for path in self.here.rglob("*") if path.is_file() and not path.is_symlink()]
+            shown = [path.name for path in files if SECRET.encode() in path.read_bytes()]
+            wrong += [f"a private file is shown in {place}" for place in [*shown, *["the answer"] * (SECRET in text)]]
         return code, [*wrong, *self._written(verb, code)]
 
     def _written(self, verb, code):

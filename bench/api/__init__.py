@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from bench.api.answers import Answer
     from bench.api.comparing import Comparison, compare
     from bench.api.judging import Judgement, judge
-    from bench.api.projecting import Projection, project
     from bench.api.queries import sql
     from bench.api.racing import Race, race
     from bench.api.runs import Run, Runs, load
     from bench.api.tables import Table, table
-    from bench.api.traces import Account, Trace, explain, trace
+    from bench.api.traces import Account, Projection, Trace, explain, project, trace
 
 __all__ = [
     "Account", "Answer", "Comparison", "Judgement", "Projection", "Race", "Run", "Runs", "Table", "Trace",

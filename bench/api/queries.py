@@ -77,8 +77,13 @@ def sql(query: str, *names: Named) -> Table:
         if not cursor.description:
             raise ValueError(f"{query!r}: there is no query: give one SELECT")
         columns = _distinct([name for name, *_ in cursor.description])
-        return Found([dict(zip(columns, row, strict=True)) for row in cursor], columns)
+        rows = (
+            [cell.hex() if isinstance(cell, bytes) else cell for cell in row] for row in cursor
+        )  # no JSON has bytes
+        return Found([dict(zip(columns, row, strict=True)) for row in rows], columns)
     except (sqlite3.Error, sqlite3.Warning) as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:  # Ctrl-C, in the progress handler
+            raise KeyboardInterrupt from None
         raise ValueError(f"{_short(query)}: {_explained(str(error), store)}") from None
 
 

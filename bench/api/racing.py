@@ -1,5 +1,6 @@
 """Trains runs to compare them: speedrun.race()."""
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,8 +58,10 @@ def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_p
     looks=[3, 5], alpha, margin (in the unit of the goal's metric), seed, name, on, compilations.
     quiet: print nothing.  anyway: race even on a busy machine.  No numbers are printed until the race has ended.
     An interrupt ends it with the status "interrupted", and ./run.sh race --resume continues it.
-    Raises ValueError if the arms or the plan cannot be raced.
+    Raises ValueError if the arms or the plan cannot be raced, or in a thread, which gets no signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("race: no interrupt would reach its runs from a thread: call it in the main thread")
     arguments = []
     for name, value in arms_and_plan.items():
         value = " ".join(f"{key}={setting}" for key, setting in value.items()) if isinstance(value, Mapping) else value

@@ -1,6 +1,5 @@
 """Explains and analyses traces: speedrun.explain() and speedrun.trace()."""
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -8,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 from bench.analysis.explain import account
 from bench.analysis.explain import document as explain_document
 from bench.analysis.explain.explained import Options, explain_paths, explain_record, first_traced, has_trace
+from bench.analysis.projection import document
+from bench.analysis.projection.projected import Scaling
 from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
 from bench.api.answers import Answer
@@ -26,7 +27,7 @@ Job = tuple[str, list[Path]]  # a title, and trace files or folders
 
 
 class Account(Answer):
-    """Where a step's time goes: parts that add up to the measured step, and where the next millisecond can be saved."""
+    """Where a step's time goes: parts that add up to the measured step, and the largest possible savings."""
 
     @property
     def step_ms(self) -> float:
@@ -48,8 +49,8 @@ class Account(Answer):
         """Plot the parts of the step, or how they differ between two, as bars.  Needs matplotlib."""
         if isinstance(self._data, dict) and "change_ms" in self._data:
             changes = [(row["part"], row["change_ms"]) for row in self._data["parts"]]
-            return plotting.bars("What changed in a step", changes, "ms a step, B - A")
-        return plotting.bars("Where the step goes", [(line["part"], line["ms"]) for line in self.parts], "ms a step")
+            return plotting.bars("What changed in a step", changes, "ms per step, B - A")
+        return plotting.bars("Where the step goes", [(line["part"], line["ms"]) for line in self.parts], "ms per step")
 
 
 def explain(
@@ -87,14 +88,14 @@ def explain(
 
 
 def _arms_of_race(names: list[str]) -> list[str]:
-    """Returns RACE:A and RACE:B, the baseline first, for a race of two arms whose looks left traces, else the names."""
+    """Returns RACE:A and RACE:B, the baseline first, for a race of two arms, else the names."""
     meant = named.find(names) if len(names) == 1 else []
     if len(meant) == 1 and meant[0].race and not meant[0].arm:
         race = race_folder.read(meant[0].race)
         arms = [f"{names[0]}:{arm}" for arm in sorted(race["arms"], key=lambda arm: arm != race.get("baseline"))]
-        with contextlib.suppress(ValueError):  # no run of an arm has a trace
-            if len(arms) == 2 and all(_jobs_of_side(arm) for arm in arms):
-                return arms
+        if len(arms) > 2:
+            raise ValueError(f"{names[0]}: it has {len(arms)} arms: name two of them, {arms[0]} {arms[1]}")
+        return arms
     return names
 
 
@@ -112,13 +113,14 @@ def _jobs_to_explain(names: list[str]) -> list[Job]:
 
 def _jobs_of_side(name: str) -> list[Job]:
     """Returns, for an arm of a race, its first run with a trace, else jobs().  Raises ValueError if no run has one."""
-    if not named.find([name])[0].arm:
+    match = named.find([name])[0]
+    if not match.arm or not match.race:
         return jobs([name])
     (arm,) = selection.arm_from_each([name])
     folder = first_traced([*arm.warm_ups, *filter(None, arm.folders)])
     if folder is None:
-        remedy = "race again with look=on, which profiles a run of each arm after its clock has stopped"
-        raise ValueError(f"{name}: no run of this arm has a trace: {remedy}, or name a run of each arm")
+        shows = f"`./run.sh compare {match.race.name} --why` shows where the time went"
+        raise ValueError(f"{name}: no run of this arm has a profiled step: race again with look=on; {shows}")
     return [(name, [folder])]
 
 
@@ -188,3 +190,47 @@ def jobs(names: Iterable[str]) -> list[Job]:
         folders += [(name if len(paths) == 1 else path.name, path) for path in paths if not path.is_file()]
     grouped = [files] * bool(files) + [[folder] for folder in folders]
     return [(some(list(dict.fromkeys(name for name, _ in job))), [path for _, path in job]) for job in grouped]
+
+
+class Projection(Answer):
+    """The projected time of a step on more GPUs than were measured, with an interval if one was ever checked."""
+
+    @property
+    def step_ms(self) -> float:
+        """The projected milliseconds of a step."""
+        return float(self.to_dict()["step_ms"])
+
+    @property
+    def interval_ms(self) -> tuple[float, float] | None:
+        """The interval of step_ms, (low, high) in ms; None if no similar projection was ever checked."""
+        facts: dict[str, Any] = self.to_dict()
+        return (facts["low_ms"], facts["high_ms"]) if facts["checked"] else None
+
+
+def project(
+    *what: Named,
+    gpus: int,
+    nodes: int = 1,
+    link: str | None = None,
+    scaling: Scaling | None = None,
+    usd_per_gpu_hour: float | None = None,
+) -> Projection:
+    """Project a step of a run, or of the traces of the ranks of one job, to gpus GPUs on nodes nodes in total.
+
+    link: nvlink4, "nvlink4,ib400" with several nodes, another name of ./run.sh project --help, or a file with tables of
+    nccl-tests or a passport; None: nvlink4 for GPUs.  scaling: "strong" keeps the batch (the default for runs), "weak"
+    keeps each GPU's work (for traces).  usd_per_gpu_hour: also project the cost of a run; None: no cost.
+    Raises ValueError, with the reason, if nothing can be projected.
+    """
+    found = jobs(names_for("project", what))
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} jobs: name one run, or the traces of the ranks of one job")
+    ((title, paths),) = found
+    is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
+    if is_run:
+        return Projection(document.from_run(paths[0], gpus, nodes, link, scaling or "strong", usd_per_gpu_hour))
+    if usd_per_gpu_hour is not None:
+        raise ValueError("--usd-per-gpu-hour: a trace does not say how many steps there are to pay for; name the run")
+    if scaling == "strong":
+        raise ValueError("--scaling strong: a trace does not say which work is divided; project the run's record")
+    return Projection(document.from_traces(title, paths, gpus, nodes, link or document.LINK))

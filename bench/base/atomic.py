@@ -22,22 +22,26 @@ LOOK_EVERY_S = 0.02  # how often a process that waits for a lock tries to take i
 STALE_S = 15.0  # a lock older than this is removed: it is normally held for milliseconds
 LEFT_S = 3600.0  # a temporary file that was not written to for so long was left by a process that was killed
 OF_RECORDS = ("run.json", "plan.json", "ledger.jsonl")  # these mark the folder of a run, a race or results
-RECORDS = (*OF_RECORDS, "race.json", "config.yaml", "steps.csv", "steps_by_rank.csv")
+RECORDS = (
+    *(*OF_RECORDS, "race.json", "race.md", "config.yaml", "overrides.yaml", "environment.json", "events.jsonl"),
+    *("steps.csv", "steps_by_rank.csv", "telemetry.csv", "analysis.json", "audit.json", "certificate.json"),
+)
 
 
-def write_out(path: Path, text: str, option: str = "--out") -> None:
+def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     """Writes a file that the user requested with an option, and creates its parent folders.
 
     A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises ValueError if the file
     cannot be written or belongs to a record (see refuse_record).
     """
     refuse_record(path, option)
+    content = content.encode() if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir():
-            path.write_text(text)
+            path.write_bytes(content)
         else:
-            write_text(path, text)
+            write_bytes(path, content)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 
@@ -62,11 +66,15 @@ def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
     If the disk is full, the folder's reserve is released.  nan and inf become null, as JSON has neither.
     durable=False omits fsync and the reserve, for files that need not survive a crash of the machine.
     """
+    write_text(Path(path), json_text(obj, indent=1) + "\n", durable)
+
+
+def json_text(obj: Any, indent: int | None = None) -> str:
+    """Returns an object as JSON; nan and inf become null, as JSON has neither."""
     try:
-        text = json.dumps(obj, indent=1, allow_nan=False)
+        return json.dumps(obj, indent=indent, allow_nan=False)
     except ValueError:
-        text = json.dumps(without_nan(obj), indent=1, allow_nan=False)
-    write_text(Path(path), text + "\n", durable)
+        return json.dumps(without_nan(obj), indent=indent, allow_nan=False)
 
 
 def write_text(path: Path | str, text: str, durable: bool = True) -> None:
@@ -201,6 +209,6 @@ def _remove_stale(path: Path, own: Path) -> None:
         own.touch()
         now_s = own.stat().st_mtime
         own.unlink()
-        if now_s - made_s > STALE_S:
+        if abs(now_s - made_s) > STALE_S:  # or the clock was set back since
             os.rename(path, own)  # if several processes try, only one succeeds
             own.unlink()

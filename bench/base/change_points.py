@@ -52,14 +52,22 @@ def sigma(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum(kept) / len(kept))
 
 
+def hidden_step(values: Sequence[float]) -> float:
+    """Returns the step halfway through MIN_VALUES or more values that would be missed half of the time."""
+    return 2 * _half_width(values) / math.sqrt(len(values) / 2)
+
+
+def _half_width(values: Sequence[float]) -> float:
+    return THRESHOLDS[bisect.bisect_left(THRESHOLDS, (len(values),))][1] * sigma(values)
+
+
 def find(values: Sequence[float]) -> list[Change]:
     """Returns the changes of a series of up to MAX_VALUES values, in order; [] for fewer than MIN_VALUES."""
     num = len(values)
     if num < MIN_VALUES:
         return []
     assert num <= MAX_VALUES, num
-    half_width = THRESHOLDS[bisect.bisect_left(THRESHOLDS, (num,))][1] * sigma(values)
-    stretches = sorted(_stretches(values, half_width, 0, num - 1))
+    stretches = sorted(_stretches(values, _half_width(values), 0, num - 1))
     starts, ends = [0, *(after for _, after in stretches)], [*(before for before, _ in stretches), num - 1]
     levels = [values[start : end + 1] for start, end in zip(starts, ends, strict=True)]
     return [_change(*stretch, a, b) for stretch, a, b in zip(stretches, levels[:-1], levels[1:], strict=True)]

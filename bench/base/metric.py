@@ -51,7 +51,8 @@ VAL_BPB = Metric("val_bpb", "bits per byte", margin=0.0006)
 # CORE scores of one model differ by 0.0028 from one evaluation of a sample to the next: nanochat#733
 CORE = Metric("core", "", "higher", margin=0.003)
 ARTIFACT_BYTES = Metric("artifact_bytes", "bytes", margin=0.0)  # the compressed size of a model and its code
-METRICS = {metric.name: metric for metric in (VAL_LOSS, VAL_BPB, CORE, ARTIFACT_BYTES)}
+TRAIN_LOSS = Metric("train_loss", "nats")  # of a script that does not validate: the loss of its last step's batch
+METRICS = {metric.name: metric for metric in (VAL_LOSS, VAL_BPB, CORE, ARTIFACT_BYTES, TRAIN_LOSS)}
 COMPUTED = (VAL_LOSS.name, VAL_BPB.name)  # computed by this program, for its own models
 
 

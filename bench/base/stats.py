@@ -317,7 +317,7 @@ def detectable(se: float, df: float, alpha: float = ALPHA) -> float:
     return _shift(df, alpha, WANTED_POWER) * se
 
 
-def needed_n(difference: float, sd: float | None) -> int | None:
+def needed_n(difference: float, sd: float | None, alpha: float = ALPHA) -> int | None:
     """Runs per side, at least 2, that detect a difference with WANTED_POWER if both standard deviations are sd.
 
     None if even MAX_N are too few, as for a difference of 0, and if sd is None.
@@ -328,7 +328,7 @@ def needed_n(difference: float, sd: float | None) -> int | None:
         return 2
 
     def is_enough(n: int) -> bool:
-        return (power(difference, (sd, sd), (n, n)) or 0.0) >= WANTED_POWER
+        return (power(difference, (sd, sd), (n, n), alpha) or 0.0) >= WANTED_POWER
 
     high = 2
     while not is_enough(high):

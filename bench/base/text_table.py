@@ -125,7 +125,7 @@ def middle(text: str, max_chars: int) -> str:
 def screen_width() -> int | None:
     """Characters per line: $COLUMNS, else the terminal's width.  None without either: lines have no limit."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns):
+    if columns.isdecimal() and int(columns):
         return int(columns)
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None

@@ -92,6 +92,6 @@ def format_bytes(num_bytes: int | None) -> str:
     return f"{num_bytes} B"
 
 
-def format_gib(gib: float | None, decimals: int = 2) -> str:
-    """Formats GiB: 11.021 -> "11.02 GiB"."""
-    return "" if gib is None else f"{gib:.{decimals}f} GiB"
+def format_gib(gib: float | None) -> str:
+    """Formats GiB: 11.021 -> "11.0 GiB"."""
+    return "" if gib is None else f"{gib:.1f} GiB"

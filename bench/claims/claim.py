@@ -16,7 +16,7 @@ from bench.config import compose, groups, identity, schema
 from bench.plans.race import state
 from bench.record import ledger, metrics, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
-from bench.record.shape import Record
+from bench.record.shape import CALIBRATION, Record
 
 Kind = tuple[str | None, str | None]  # (config_id, source_sha256)
 # (passed, evidence) of a rule; passed is None if it does not apply, or is unknown (then the evidence starts NOT_KNOWN)
@@ -76,7 +76,7 @@ class Run:
     @functools.cached_property
     def config(self) -> schema.Config:
         """The config in the run's config.yaml.  Raises ValueError if it cannot be read."""
-        return schema.read(self.folder)
+        return schema.recorded(self.folder)
 
 
 def averaged_of(record: Record) -> dict[int, float]:
@@ -101,10 +101,9 @@ class Unclaimed:
     """Names of started runs that are not claimed, by their relation to the claim."""
 
     dropped: list[str] = field(default_factory=list)  # same config and code
-    excused: list[str] = field(default_factory=list)  # same config and code, but excluded by a plan
+    excused: list[str] = field(default_factory=list)  # the same or near, but excluded by a plan
     other_code: dict[Kind, list[str]] = field(default_factory=dict)  # same config, other code
     near: list[str] = field(default_factory=list)  # same code and day, nearly the same settings
-    near_excused: list[str] = field(default_factory=list)  # as near, but excluded by a plan
     unknown: list[str] = field(default_factory=list)  # same code and day, settings no longer known
 
 
@@ -176,7 +175,7 @@ class Claim:
             if name in claimed_names or race.get("discarded"):
                 continue
             if kind in self.kinds:
-                (others.excused if self._is_no_part(name, race) else others.dropped).append(name)
+                (others.excused if self._is_no_part(name, start, race) else others.dropped).append(name)
             elif config in configs:
                 others.other_code.setdefault(kind, []).append(name)
             elif source in sources and (start.get("at") or "")[:10] in days:
@@ -184,7 +183,7 @@ class Claim:
                 if shape is None:
                     others.unknown.append(name)
                 elif any(identity.are_near(shape, claimed_shape) for claimed_shape in shapes):
-                    (others.near_excused if self._is_no_part(name, race) else others.near).append(name)
+                    (others.excused if self._is_no_part(name, start, race) else others.near).append(name)
         return others
 
     def _shape_of(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -192,14 +191,19 @@ class Claim:
         if "shape_id" in start:
             return dict(start)
         with contextlib.suppress(ValueError):
-            return identity.shape(schema.read(self.ledger.results / name))
+            return identity.shape(schema.recorded(self.ledger.results / name))
         return None
 
-    def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:
-        """Returns whether a plan excludes this run of the claim's config and code from the claim."""
+    def _is_no_part(self, name: str, start: Mapping[str, Any], race: Mapping[str, Any]) -> bool:
+        """Returns whether a plan excludes this run of the claim's config and code from the claim.
+
+        A run of ./run.sh calibrate can be in no claim, but it shows what its seed gives.
+        """
+        if race.get("race_id") == CALIBRATION:
+            return start.get("seed") not in {run.record["seed"] for run in self.runs}
         claimed = [entry for entry in self.races if entry.race_id == race.get("race_id")]
-        if not claimed and not race:
-            return bool(self.races)
+        if not claimed and not race:  # were some of them claimed, the best could be chosen
+            return all(run.race_id for run in self.runs)
         if not claimed:  # the baseline in the plan of another race is no part of it
             lines = self.ledger.race_lines(race["race_id"])
             return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in lines)
@@ -235,7 +239,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     """
     paths = [Path(folder).absolute() for folder in folders]
     book = book or ledger.read(home(paths))
-    runs = [run for run in (Run.read(book, path) for path in paths) if not run.is_discarded]
+    runs = _without_baselines([run for run in (Run.read(book, path) for path in paths) if not run.is_discarded], book)
     if not runs:
         raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: omit it")
     runs, copies = _without_copies(runs)
@@ -251,9 +255,25 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
         raise ValueError(f"a log does not name its track: add --track and one of {', '.join(choices)}")
     runs = [run.with_goal(standard(track).goal) if run.is_log else run for run in runs]
     claim = Claim(track, track_rules(track), runs, book, copies=copies)
-    for race_id, arm in dict.fromkeys((run.race_id, run.arm) for run in runs if run.race_id):
+    for race_id, arm in sorted({(run.race_id, run.arm) for run in runs if run.race_id}):  # ids begin with their time
         _add_race(claim, race_id, arm)
     return claim
+
+
+def _without_baselines(runs: list[Run], book: ledger.Ledger) -> list[Run]:
+    """Removes the runs of a race's baseline if runs of its candidates are there too, as in a publication of the race.
+
+    A baseline is no part of a claim.  Its runs become the claim's others, as the race's plan has them.
+    """
+    arms: dict[str, set[str]] = {}
+    for run in runs:
+        arms.setdefault(run.race_id or "", set()).add(run.arm)
+    baselines = set()
+    for race_id in (race_id for race_id, names in arms.items() if len(names) > 1):
+        with contextlib.suppress(ValueError):  # not the plan in the ledger: judge says so
+            race = state.read(race_folder.of(book.results, race_id), book.results, book)
+            baselines.add((race_id, race.plan["baseline"]))
+    return [run for run in runs if (run.race_id, run.arm) not in baselines]
 
 
 def _without_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
@@ -292,7 +312,8 @@ def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
 def standard(track: str) -> schema.Config:
     """Returns the unchanged config of a run on this track, from conf/.  Raises ValueError for an unknown track."""
     if track not in (choices := groups.choices("track")):
-        raise ValueError(f"track={track}: unknown track; choose from {', '.join(choices)}")
+        own = f"a track of somebody's own needs --config-dir DIR, their conf/ with track/{track}.yaml"
+        raise ValueError(f"track={track}: unknown track; {own}; choose from {', '.join(choices)}")
     return compose.compose([f"track={track}"])
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 import yaml
 
 from bench.base import escape, stats, text_table
+from bench.base.paths import user_path
 from bench.base.reading import json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.claims import claim as claims
@@ -66,15 +67,16 @@ def _is_claimed(path: Path, claimed: Claimed) -> bool:
 
 def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | None = None) -> None:
     """Writes the claim's folder.  Raises ValueError if it is not new, or the claim or a file may not be published."""
-    folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
+    folder, results = user_path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
         remedy = "name a folder outside, or its copies would be counted as runs"
         raise ValueError(f"--claim {folder}: it is inside {results}: {remedy}")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--claim {folder}: it is not empty: name a new folder, or remove it")
     arms = {race.arm for race in claim.races}
-    if len(arms) > 1 or (arms and any(run.race_id is None for run in claim.runs)):
-        raise ValueError("these runs are of several arms or races: claim one arm, or runs outside any race")
+    if len(arms) > 1:
+        remedy = "race it again under one name, as ./run.sh race A= C=... does with C"
+        raise ValueError(f"--claim: the claimed runs are the arms {', '.join(sorted(arms))} of their races: {remedy}")
     races = [race.race_id for race in claim.races]
     claimed = {"track": claim.track, "n": len(claim.runs), "races": races, "arm": next(iter(arms), None)}
     head = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: (to be written)\n\nBy: (to be written)"
@@ -89,6 +91,8 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
 def content(folder: Path) -> publication.Content:
     """Returns a claim folder's content, to be published unchanged.  Raises ValueError if its texts cannot be read."""
     try:
+        if any((folder / name).is_symlink() for name in (CLAIM, "README.md")):
+            raise Damaged("one is a link, which is not published")
         texts = {name: plain_file.text(folder / name) for name in (CLAIM, "README.md")}
     except Damaged as error:
         why = f"{CLAIM} or README.md cannot be read ({error})"
@@ -98,15 +102,18 @@ def content(folder: Path) -> publication.Content:
     return publication.Content(ledger.read(folder), runs, races, folder.resolve().name, texts)
 
 
-def summary(claim: claims.Claim) -> str:
-    """Returns the README's generated block: all runs with their numbers and means, and the verdicts of the races."""
+def summary(claim: claims.Claim, times_of_all: bool = False) -> str:
+    """Returns the README's generated block: all runs with their numbers and means, and the verdicts of the races.
+
+    times_of_all: the mean time is of all runs, as 0.2.0 wrote it, and not of the valid ones.
+    """
     parts = []
     for part, runs in (("claimed", claim.runs), *_others(claim)):
         rows = sorted((row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))
         if rows:
             cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
             table = text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github")
-            parts += [f"{escape.markdown(part)}, {len(rows)} runs: {_means(rows)}", table]
+            parts += [f"{escape.markdown(part)}, {len(rows)} runs: {_means(rows, times_of_all)}", table]
     for race in claim.races:
         against = race_folder.verdicts_of(race.race_json or {})
         if race.arm in against:
@@ -133,13 +140,14 @@ def _others(claim: claims.Claim) -> list[tuple[str, list[claims.Run]]]:
     return [(f"{heads[name in baselines]}, {name}: {about.get(name, '')}", runs) for name, runs in ordered]
 
 
-def _means(rows: list[Row]) -> str:
-    means = []
+def _means(rows: list[Row], times_of_all: bool) -> str:
+    means, valid = [], [row for row in rows if row["validity"] == "valid" or times_of_all]
     units: dict[Literal["train_s", "val_loss"], str] = {"train_s": " s", "val_loss": ""}
     for column, unit in units.items():
-        if values := [value for row in rows if (value := row[column]) is not None]:
-            sd = stats.sd(values)
-            means.append(f"{column} {stats.mean(values):.4f}{unit}" + ("" if sd is None else f" (sd {sd:.4f})"))
+        of = valid if column == "train_s" else rows
+        if values := [value for row in of if (value := row[column]) is not None]:
+            sd, which = stats.sd(values), f" of the {len(of)} valid" * (len(of) < len(rows))
+            means.append(f"{column} {stats.mean(values):.4f}{unit}" + ("" if sd is None else f" (sd {sd:.4f})") + which)
     return ", ".join(means) or "no numbers"
 
 
@@ -150,5 +158,6 @@ def _table_fault(folder: Path, claim: claims.Claim) -> str | None:
         return str(error).removeprefix(f"{folder}/")
     if COMMAND not in markdown_blocks.commands(text):
         return "README.md has no generated table"
-    stale = markdown_blocks.stale(text, lambda command: summary(claim))
+    is_current = not markdown_blocks.stale(text, lambda command: summary(claim))
+    stale = not is_current and markdown_blocks.stale(text, lambda command: summary(claim, times_of_all=True))
     return "README.md's table is stale: it is not what the runs say" if stale else None

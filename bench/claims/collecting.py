@@ -228,6 +228,9 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
             remedy = f" (published records lack such files: use --without {role})"
             remedy *= role in verification.LOCAL_ROLES
             raise ValueError(f"its {artifact['path']} is not there{remedy}") from None
+        sha256 = artifact.get("sha256")
+        if sha256 and ledger.sha256_of(staged / artifact["path"]) != sha256:  # before anything can quote it
+            raise ValueError(f"its {artifact['path']} is not the one that its run.json lists: it was changed")
 
     with concurrent.futures.ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         for copied in [pool.submit(copy, artifact) for artifact in files]:

@@ -188,16 +188,15 @@ def progression(
     judge: Callable[[Entry], str | None] | None = None,
 ) -> list[Step]:
     """Returns the records among a track's entries, oldest first, and sets the entries' status.  judge: failed_rule."""
-    best_by_place: dict[str | None, Entry] = {}
     records: list[Step] = []
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
-        before = best_by_place.get(entry.place)
-        entry.status = _why_no_record(entry, track_rules, before, judge or failed_rule)
+        earlier = [record for record, _, _ in records if record.place == entry.place]
+        before = earlier[-1] if earlier else None
+        entry.status = _why_no_record(entry, track_rules, earlier, judge or failed_rule)
         if not entry.status:
             entry.status, entry.number = "record", (before.number or 0) + 1 if before else 1
-            best_by_place[entry.place] = entry
             if before:
                 before.status = "was a record"
             records.append((entry, before, comparison(before, entry, races)))
@@ -229,17 +228,18 @@ def _order(
 
 
 def _why_no_record(
-    entry: Entry, track_rules: schema.TrackConfig, before: Entry | None, judge: Callable[[Entry], str | None]
+    entry: Entry, track_rules: schema.TrackConfig, earlier: Sequence[Entry], judge: Callable[[Entry], str | None]
 ) -> str:
+    """Returns why an entry is no record, or "".  earlier: the records of its place, oldest first."""
     num_runs, num_counted = track_rules.repeats, len(entry.counted)
     if num_counted < num_runs:
         num_suspect = len(entry.rows) - num_counted
         return f"too few runs, {num_counted} of {num_runs}" + f" ({num_suspect} suspect)" * bool(num_suspect)
     if entry.losses["passed"] is False:
         return "target not reached"
-    if before is not None and entry.kind == before.kind and entry.setting == before.setting:
-        return "repeats the record"
-    if before is not None and not entry.is_better_than(before):
+    if any(entry.kind == record.kind for record in earlier):  # another session or setting, not another program
+        return "repeats the record" if entry.kind == earlier[-1].kind else "repeats an earlier record"
+    if earlier and not entry.is_better_than(earlier[-1]):
         return "no fewer steps than the record" if entry.judged == "steps" else "slower than the record"
     failed = judge(entry)
     return f"refused: {failed}" if failed else ""

@@ -1,6 +1,7 @@
 """Renders the leaderboard as blocks of a Document, for ./run.sh table --leaderboard and the results site."""
 
 import collections
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +11,12 @@ from typing import Any
 from bench.base import stats, text_table, utc
 from bench.base.paths import PUBLISHED, results_root, shown
 from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.claims import leaderboard
 from bench.claims.leaderboard import Board, Entry, Step
 from bench.compare import comparison, eligibility
 from bench.config import groups
-from bench.record import named, store
+from bench.record import configs, named, store
 from bench.record.rows import Row
 from bench.report.site import files
 from bench.report.site.site import Standing
@@ -22,9 +24,12 @@ from bench.web.chart import Spec, chart, series_of
 from bench.web.document import Block, Chart, Document, Lines, Section, Table, link, texts
 
 MAX_ENTRIES = 20  # most entries shown per track and device in a text
-OPTIONAL = ("by", "certificate")  # columns that are left out where no entry has one
+OPTIONAL = ("by", "certificate", "settings")  # columns that are omitted where no entry has one
 NO_LOSS = "failed, invalid or still running"
-MAX_CHANGES = 4  # most changed settings named for a record
+MAX_CHANGES, MAX_VALUE_CHARS = 6, 24  # most changed settings named for a record, and their longest value
+MAX_SETTINGS_CHARS = 60  # most of an entry's settings that a row shows
+TRAINED = ("model", "script", "optim", "data", "stages", "goal")  # groups of settings in the order of their interest
+UNTRAINED = re.compile(r"(instruments|track)\.|hardware\.(rendezvous|\w+_timeout_s|price_usd_per_hour|sandbox)$")
 BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # author line in the README of a publication or a claim
 
 
@@ -75,11 +80,12 @@ def _blocks(board: Board, place: str | None, chart_id: str) -> list[Block]:
     if not records:
         return [Lines([f"{about} No record yet."], is_soft=True), listed]
     drawn = [Chart(_chart(chart_id, judged, [entry for entry, *_ in records]))] * (len(records) > 1)
-    return [Lines([about], is_soft=True), *drawn, _records(records, judged), listed]
+    return [Lines([about], is_soft=True), *drawn, _records(records, judged), *_changes(records), listed]
 
 
 def _entries(entries: Sequence[Entry], judged: str) -> Table:
-    heads = ["entry", "config_id", "n", _score_head(judged), "sd", "val_loss", "p", "status", "certificate", "last run"]
+    heads = ["entry", "settings", "config_id", "n", _score_head(judged), "sd", "val_loss", "p", "status"]
+    heads += ["certificate", "last run"]
     rows = []
     for entry in entries:
         numbers = [_number(entry.losses["mean"], ".4f"), _number(entry.losses["p"], ".2g")]
@@ -87,9 +93,18 @@ def _entries(entries: Sequence[Entry], judged: str) -> Table:
         sd = None if judged == "steps" else _number(stats.sd(entry.times_s), ".3f")
         ends = [entry.status, entry.certificate, entry.last_run[:10]]
         name = link(entry.first["name"] or "", files.link(_first_run(entry)))
-        rows.append([name, entry.first["config_id"], n, _score(entry), sd, *numbers, *ends])
-    right = [False, False, *[True] * 5, False, False, False]
+        rows.append([name, _settings(entry), entry.first["config_id"], n, _score(entry), sd, *numbers, *ends])
+    right = [*[False] * 3, *[True] * 5, *[False] * 3]
     return _table(heads, rows, right, limit=MAX_ENTRIES, more=" slower ones: ./run.sh table --group")
+
+
+def _settings(entry: Entry) -> str:
+    """Returns what was typed for the entry's first run beside the track, its name and its seed, cut to fit a column."""
+    with contextlib.suppress(Damaged):
+        typed = configs.as_typed(Path(entry.folders[0]))
+        own = [setting for setting in typed if not setting.startswith(("track=", "name=", "seed="))]
+        return text_table.middle(" ".join(own), MAX_SETTINGS_CHARS)
+    return ""
 
 
 def _records(records: Sequence[Step], judged: str) -> Table:
@@ -97,12 +112,11 @@ def _records(records: Sequence[Step], judged: str) -> Table:
     heads = ["record", _score_head(judged), "change", "measured", "entry", "by", "since", "n", "val_loss"]
     heads += ["certificate", "config_id", "commit"]
     rows = []
-    for entry, before, change in reversed(records):
-        note = _what_changed(before, entry)
+    for entry, _, change in reversed(records):
         cells = [str(entry.number), _score(entry), _number(change["change_pct"], "+.2f", " %"), change["measured"]]
-        cells += [link(f"{entry.first['name']}{f': {note}' if note else ''}", files.link(_first_run(entry)))]
-        cells += [_who(entry.book.results), entry.since[:10], str(len(entry.rows))]
-        cells += [_number(entry.losses["mean"], ".4f"), entry.certificate]
+        name = link(entry.first["name"] or "", files.link(_first_run(entry)))
+        cells += [name, _who(entry.book.results), entry.since[:10]]
+        cells += [str(len(entry.rows)), _number(entry.losses["mean"], ".4f"), entry.certificate]
         rows.append([*cells, entry.first["config_id"], (entry.first["commit"] or "")[:8]])
     right = [True, True, True, False, False, False, False, True, True, False, False, False]
     return _table(heads, rows, right, style="records")
@@ -149,24 +163,34 @@ def _first_run(entry: Entry) -> str:
     return (entry.counted or entry.rows)[0]["run_id"]
 
 
-def _what_changed(before: Entry | None, entry: Entry) -> str | None:
-    """Returns what differs from the previous record (settings, code, setting), or None for the first record."""
-    if before is None:
-        return None
-    changes = [
-        f"{differing['what']} {_plain(differing['a'])} → {_plain(differing['b'])}"
-        for differing in comparison.differing_folders(before.folders[0], entry.folders[0])
-        if differing["kind"] == "config"
-    ]
-    num_more = len(changes) - MAX_CHANGES
-    changes = changes[:MAX_CHANGES] + ([f"{num_more} settings more"] if num_more > 0 else [])
-    changes += ["the code"] * (before.first["source_sha256"] != entry.first["source_sha256"])
-    changes += ["the setting (driver, torch, data ...)"] * (before.setting != entry.setting)
-    return ", ".join(changes) or None
+def _changes(records: Sequence[Step]) -> list[Table]:
+    """Returns a table of what each record changed in the one before it, the newest first; [] if that is nothing."""
+    changes = [(entry.number, _what_changed(before, entry)) for entry, before, _ in reversed(records) if before]
+    rows = [[str(number), what] for number, what in changes if what]
+    return [Table(["record", "what changed since the one before"], rows, [True, False])] if rows else []
+
+
+def _what_changed(before: Entry, entry: Entry) -> str:
+    """Returns what differs: the settings that change training, or without any the others; code; environment."""
+    differing = comparison.differing_folders(before.folders[0], entry.folders[0])
+    settings = [fact for fact in differing if fact["kind"] == "config"]
+    settings = [fact for fact in settings if not UNTRAINED.match(fact["what"])] or settings
+    settings.sort(key=lambda fact: _rank(fact["what"]))
+    shown = [f"{fact['what']} {_plain(fact['a'])} → {_plain(fact['b'])}" for fact in settings[:MAX_CHANGES]]
+    num_more = len(settings) - MAX_CHANGES
+    shown += [text_table.counted(num_more, "more setting")] if num_more > 0 else []
+    shown += ["the code"] * (before.first["source_sha256"] != entry.first["source_sha256"])
+    return ", ".join(shown + ["the setting (driver, torch, data ...)"] * (before.setting != entry.setting))
+
+
+def _rank(setting: str) -> int:
+    group = setting.partition(".")[0]
+    return TRAINED.index(group) if group in TRAINED else len(TRAINED)
 
 
 def _plain(values: list[Any]) -> str:
-    return " or ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+    text = " or ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+    return text_table.middle(text, MAX_VALUE_CHARS)
 
 
 def _who(results: Path) -> str | None:

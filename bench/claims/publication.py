@@ -170,6 +170,8 @@ def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]]
     try:
         temporary.mkdir(parents=True)
         for file in leaving:
+            if (content.results / file.path).is_symlink():  # in somebody else's folder it may lead to a private file
+                raise ValueError(f"{file.path}: is a link, which is not published: put the file itself there")
             (temporary / file.path).parent.mkdir(parents=True, exist_ok=True)
             copied = plain_file.content(content.results / file.path, plain_file.MAX_LINES_BYTES)
             (temporary / file.path).write_bytes(copied)
@@ -184,7 +186,8 @@ def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]]
         if not gated.dry_run:
             os.rename(temporary, folder)  # fails if folder has content by now
     except OSError as error:
-        raise ValueError(f"{folder}: cannot be written ({error.strerror}): free space, or make it writable") from None
+        remedy = "give another name" if os.path.lexists(folder) else "free space, or make it writable"
+        raise ValueError(f"{folder}: cannot be written ({error.strerror}): {remedy}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -211,7 +214,9 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
     for path in (*run_folder.files(folder), "run.json"):
         role = run_folder.ROLES.get(run_folder.OF_NODE.sub("", path.partition("/")[0]))
         is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # False for a link to elsewhere
-        is_part = role or path in listed or path in (certificates.FILE, "run.json")
+        # a complete record lists all of its files, and code that it does not list is refused below
+        is_of_run = role == "code" or (role and run["status"] != "complete")
+        is_part = is_of_run or path in listed or path in (certificates.FILE, "run.json")
         if role in LOCAL_ROLES or not is_part or not is_inside:
             continue
         reason = BY_ROLE.get(role or "") or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
@@ -256,6 +261,7 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
     for path in paths:
         if not any(path == name or path.endswith(f"/{name}") for name in allowed):
             text = plain_file.text(folder / path, plain_file.MAX_LINES_BYTES, errors="replace")
+            text = text.replace("\0", "")  # UTF-16, as PowerShell writes it, has one beside each letter
             refused += dict.fromkeys(_faults(path, text))
     if refused:
         omitted = f"; and {len(refused) - MAX_SHOWN} more" if len(refused) > MAX_SHOWN else ""

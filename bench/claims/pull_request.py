@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from bench.base import private, stats
-from bench.base.paths import REPO
+from bench.base import stats
 from bench.base.text_table import counted, some
 from bench.claims.rules import pull_requests
 from bench.claims.rules.pull_requests import FAIL, NOT_SHOWN, PASS, READER, Answer, Log, PullRequest, Side
@@ -188,13 +187,15 @@ def _unproven(pull: PullRequest) -> str:
 
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     """Returns sentences on what would answer the open rules, with the commands for it."""
-    remedies, command = [], f"./run.sh pr {private.redact(pull.arguments, REPO)}"
+    remedies, command = [], f"./run.sh pr {pull.arguments}"
     if answers.get("same_hardware", (PASS,))[0] != PASS or ((pull.compared or {}).get("time") or {}).get("drift_pct"):
         remedies.append(f"an interleaved race of both on one node: {command} --rerun FOLDER")
     if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER) and answers.get("systems_waiver", ("",))[0] != PASS:
-        needed = needed_runs(pull.candidate.losses, pull_requests.goal_of(pull), pull.track.p_value)
+        losses, goal = pull.candidate.losses, pull_requests.goal_of(pull)
+        needed = needed_runs(losses, goal, pull.track.p_value)
         supply = f"about {needed} runs of this mean and spread: {command} --rerun FOLDER -- n={needed}"
-        no_supply = f"at this mean and spread {MAX_N} runs would not show it"
+        is_above = goal is not None and stats.mean(losses) >= goal
+        no_supply = "the mean is above the target" if is_above else f"{MAX_N} runs of this spread would not show it"
         remedies.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
     failed = [f'"{rule["rule"]}" does not hold: {rule["evidence"]}' for rule in pull.judged if rule["passed"] is False]
     remedies += [f"judge would refuse it: {pull_requests.shortly(why) if len(why) > 300 else why}" for why in failed]

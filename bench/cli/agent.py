@@ -1,4 +1,4 @@
-"""Run what the lab's queue holds on this machine.  ./run.sh agent [--once] [--usd-per-hour X]
+"""Run the lab's queue on this machine.  ./run.sh agent [--once] [--usd-per-hour X]
 
 Takes one command at a time from the queue that ./run.sh submit fills, leases the free GPUs that it needs, among those
 in CUDA_VISIBLE_DEVICES, and runs it to its end.  Users take turns.  To run several commands at once, start several

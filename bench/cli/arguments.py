@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         """
         if says_more:
             self.flag("-q", "--quiet", help="only warnings, failures and the result")
-            json += "; all else goes to standard error"
+            json += "; everything else goes to standard error"
         forms = self.add_mutually_exclusive_group()
         for name, about in (("json", json), ("md", md), ("csv", csv)):
             if about:
@@ -68,8 +68,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(UNKNOWN):
             raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
         if "ignored explicit argument" in message:  # argparse reads -model=gpt2 as -m
-            word = next(word for word in self._given if re.match(r"-\w+[^=]*=", word))
-            raise ValueError(self._unknown(word))
+            short = [word for word in self._given if re.match(r"-\w+[^=]*=", word)]
+            raise ValueError(self._unknown(short[0]) if short else f"{message.split()[1]} it takes no value: omit that")
         raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
 
     def _first_unknown(self) -> str | None:
@@ -92,6 +92,8 @@ class Parser(argparse.ArgumentParser):
         if word.startswith("--html") and "--html" not in options:
             return f"{word}: ./run.sh report writes pages, of a run, a race, a sweep or all results"
         near = did_you_mean(word.partition("=")[0], options)
+        if not word.startswith("-") and "--out" in options:
+            near = f"what is written goes to --out {word}; "
         return f"{word}: there is no such option or argument; {near}{self.prog} --help says more"
 
 

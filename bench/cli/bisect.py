@@ -25,7 +25,8 @@ DEFAULT_N = 5
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 usage error."""
+    """Exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 usage error, 75 the
+    machine is busy: run it again later, or with --anyway."""
     args = _parser().parse_intermixed_args(argv)
     with console.output(args.quiet, args.json):
         try:
@@ -57,7 +58,8 @@ class _Search:
         whole = self._change(self._good, self._bad, self._n)
         say("bisect", f"BAD against GOOD: {whole or 'cannot be compared'}", always=True)
         if whole is None or whole.low <= 0:
-            say("bisect", "BAD is not shown to be worse than GOOD: more runs (n=10), or another pair", always=True)
+            remedy = f"more runs (n={2 * self._n}), or another pair"
+            say("bisect", f"BAD is not shown to be worse than GOOD: {remedy}", always=True)
             return self._json(whole, [], {}, None)
         self._threshold = whole.value / 2
         ended = bisect.search(self._repo, self._good, self._bad, self._ask)

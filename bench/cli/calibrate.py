@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, text_table, utc
+from bench.base.paths import results_root
 from bench.cli import arguments
 from bench.compare import calibration, target, wording
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare, requested_config
+from bench.plans.race import planning
+from bench.plans.race.plan import MAX_N
 from bench.record import run_folder
 from bench.record.rows import row_of
+from bench.record.shape import CALIBRATION
 
 DEFAULT_N = 5
 ORDER = "ABBA"
@@ -72,8 +76,8 @@ def _n_and_overrides(arguments: Sequence[str]) -> tuple[int, list[str]]:
     n, overrides = DEFAULT_N, []
     for word in arguments:
         if word.startswith("n="):
-            if not word[2:].isdigit() or int(word[2:]) < 2:
-                raise ValueError(f"{word}: use 2 or more runs per side")
+            if not word[2:].isdecimal() or not 2 <= int(word[2:]) <= MAX_N:
+                raise ValueError(f"{word}: use 2 or more runs per side, at most {MAX_N:,}")
             n = int(word[2:])
         else:
             overrides.append(word)
@@ -84,16 +88,18 @@ def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -
     """Makes a discarded warm-up run, then 2 n runs with fresh seeds. Returns them, up to the first that failed."""
     seeds = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in seeds]
-    if seeds and not seeds[-1][5:].isdigit():
+    if seeds and not seeds[-1][5:].isdecimal():
         raise ValueError(f"{seeds[-1]}: the first of {2 * n} seeds: use a whole number, 0 or more")
-    first_seed = int(seeds[-1][5:]) if seeds else 0
-    job = prepare([*overrides, f"seed={first_seed}"], say=lambda text: say("data", text))
+    job = prepare(overrides, say=lambda text: say("data", text))
+    first_seed = int(seeds[-1][5:]) if seeds else planning.next_seed(results_root(), {job.config_id})
+    job = job.with_seed(first_seed)
     jobs = [job, *(job.with_seed(seed) for seed in range(first_seed, first_seed + 2 * n))]
     ready.agree(ready.checks(job), anyway, "the noise floor")
-    tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
+    tag = {"race_id": CALIBRATION, "arm": "A", "position": 0, "attempt": 1, "discarded": False}
+    plan, first_plan = {"race": tag}, {"race": tag | {"discarded": True}}
     labels = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
     runs = []
-    for run in launcher.launch_each(jobs, command, labels, first_plan={"race": tag}):
+    for run in launcher.launch_each(jobs, command, labels, plan, first_plan):
         runs.append(run)
         if run["status"] != "complete":
             break

@@ -64,17 +64,17 @@ def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bo
         return 2
     code = 0
     for kind, limit_pct in fail_on:
-        if why := _failure(compared, kind, limit_pct, shown):
-            print(f"--fail-on {kind} fails: {why}", file=sys.stderr)
-            code = 1
+        fails, why = _finding(compared, kind, limit_pct, shown)
+        print(f"--fail-on {kind} {'fails' if fails else 'passes'}: {why}", file=sys.stderr)
+        code |= fails
     return code
 
 
-def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bool) -> str | None:
-    """Returns why the condition holds, or None. shown: only what is shown fails; else also what is not excluded."""
+def _finding(compared: Comparison, kind: str, limit_pct: float | None, shown: bool) -> tuple[bool, str]:
+    """Returns whether the condition fails, and why. shown: only what is shown fails; else also what is not excluded."""
     b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
     if kind not in ("slower", "loss"):
-        return wording.standalone_verdict(compared) if compared["verdict"] == kind else None
+        return compared["verdict"] == kind, wording.standalone_verdict(compared)
     verdict: str
     if kind == "loss":
         metric = wording.metric_of(loss)
@@ -92,8 +92,8 @@ def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         is_shown = verdict == "slower" and low > limit_pct
         condition = f"a slowdown of {b} by more than {limit_pct:g} %"
     end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
-    failed = is_shown if shown else is_open
-    return f"{condition} is {'shown' if is_shown else 'not excluded'} ({end})" if failed else None
+    state = "shown" if is_shown else "excluded" if not is_open else "not shown" if shown else "not excluded"
+    return is_shown if shown else is_open, f"{condition} is {state} ({end})"
 
 
 def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
@@ -119,7 +119,7 @@ def _condition(text: str) -> Condition:
         pct = float(limit.rstrip("% ")) if colon else None
     except ValueError:
         pct = -1.0
-    if kind not in FAILURES or (pct or 0.0) < 0 or (colon and kind != "slower"):
+    if kind not in FAILURES or not 0 <= (pct or 0.0) < math.inf or (colon and kind != "slower"):
         raise ValueError(f"--fail-on {text}: use slower:0.5%, or one of {', '.join(FAILURES)}")
     return kind, pct
 
@@ -130,8 +130,8 @@ def _parser() -> arguments.Parser:
         main=main,
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, (part of) the id of runs, RACE:ARM, logs.\n"
-        "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first,\n"
-        "RACE:ARM alone that one.",
+        "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A single RACE compares all its arms with\n"
+        "the first, a single RACE:ARM only that arm.",
     )
     parser.add_argument(
         "runs", nargs="+", metavar="A B", help="the baseline first; for several candidates, p is Holm-corrected"
@@ -141,8 +141,8 @@ def _parser() -> arguments.Parser:
         action="append",
         default=[],
         metavar="slower:0.5%",
-        help="exit code 1 unless the 95 %% interval excludes that B is slower by more than that (no number: than the "
-        "margin of equivalence); loss: by more than --margin; any other verdict: if it is the verdict",
+        help="exit code 1 unless the 95 %% interval rules out that B is slower by more than this (default: the "
+        "equivalence margin); loss: by more than --margin; any other verdict: if it is the verdict",
     )
     parser.add_argument(
         "--on",
@@ -160,7 +160,7 @@ def _parser() -> arguments.Parser:
         "--margin",
         type=float,
         metavar="NATS",
-        help="by how much the goal's metric may be worse and count as not worse, in its unit; default: the plan's, or "
+        help="how much worse the goal's metric may be and count as no worse, in its unit; default: the plan's, or "
         f"{VAL_LOSS.margin:g} nats of val_loss",
     )
     parser.flag("--why", help="also show where the time went: regions, stalls, telemetry, traces")

@@ -47,6 +47,7 @@ end
 }
 OF_SETTINGS = ("run", "speedrun", "race", "study", "ladder", "calibrate", "doctor")
 ARM = re.compile(r"[A-Z]\w*=['\"]?")  # an arm before a setting: B=optim=muon
+PLAIN = re.compile(r"[\w./:=,@%+-]*")  # what a shell takes as it is: what a candidate adds to the typed word
 FOLDER = re.compile(r"\d{8}T\d{6}Z-.+|sweep-\w+|study-.+")
 
 
@@ -84,7 +85,7 @@ def candidates(line: str) -> list[str]:
     if verb in OF_SETTINGS and not word.startswith("-"):
         arm = match[0] if (match := ARM.match(word)) else ""
         candidates |= {arm + setting for setting in _settings(word.removeprefix(arm))}
-    return sorted(name for name in candidates if name.startswith(word))
+    return sorted(name for name in candidates if name.startswith(word) and PLAIN.fullmatch(name[len(word) :]))
 
 
 def _settings(word: str) -> Iterator[str]:

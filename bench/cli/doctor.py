@@ -2,8 +2,8 @@
 
 Makes the quick checks of every run (bench/machine/preflight.py), and then slower ones: it starts processes as in a run,
 which sum a tensor over all of them within a timeout and report torch, CUDA and NCCL (bench/launch/probe.py).
---passport instead measures this machine's peak FLOP/s and bandwidth, keeps and compares them (bench/machine/passport/).
---rehearse-gpu [MODEL ...] instead compiles models for an H100 that need not be there (bench/launch/rehearse.py).
+--passport instead measures peak FLOP/s and bandwidth, keeps and compares them (bench/machine/passports.py).
+--rehearse-gpu [MODEL ...] instead compiles models for an H100 that need not be present (bench/launch/rehearse.py).
 """
 
 import json
@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.base.paths import REPO, results_root
+from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.config import compose, resolve, schema
 from bench.launch import probe, rehearse
-from bench.machine import code_state, environment, gpus, preflight
-from bench.machine.passport import kept
-from bench.machine.passport import report as judged
+from bench.machine import code_state, environment, gpus, passports, preflight
 from bench.machine.preflight import Check
 from bench.plans.passport import session
 
@@ -60,7 +59,7 @@ def check(argv: list[str]) -> None:
 
 def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool) -> int:
     """Measures and prints a passport. Returns 0, also if it reports a slow GPU, or 1 if it could not be measured."""
-    earlier = kept.every()
+    earlier = passports.every()
     try:
         measured = session.measure(hardware, env, _say)
     except session.NotMeasured as error:
@@ -69,13 +68,13 @@ def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool
     finally:
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr)
-    path = kept.write(measured)
-    changes, slow = judged.changes(measured, earlier), judged.slower_than_peers(measured)
+    path = passports.write(measured)
+    changes, slow = passports.changes(measured, earlier), passports.slower_than_peers(measured)
     if as_json:
         output = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
         print(json.dumps(output, indent=1))
     else:
-        print(judged.as_text(measured, path, changes, slow))
+        print(passports.as_text(measured, path, changes, slow))
     return 0
 
 
@@ -124,7 +123,7 @@ def driver(env: dict[str, Any], fault: tuple[str, str] | None) -> Check:
     if fault is not None:
         return Check("driver", "fail", *fault)
     num_visible = sum(gpu["visible"] is not None for gpu in env["gpus"])
-    return Check("driver", "ok", f"{env['driver']}, {len(env['gpus'])} GPU(s), {num_visible} visible")
+    return Check("driver", "ok", f"{env['driver']}, {counted(len(env['gpus']), 'GPU')}, {num_visible} visible")
 
 
 def _parser() -> arguments.Parser:
@@ -136,8 +135,8 @@ def _parser() -> arguments.Parser:
     parser.flag("--quick", help="make only the checks of every run; start no processes")
     passport_help = "measure this machine's peak rates: products, memory, collectives, launches, clocks; in 3 minutes"
     parser.flag("--passport", help=passport_help)
-    rehearse_help = "compile experiments and models, also my_model.py:MyModel, for a GPU that need not be there; needs "
-    rehearse_help += "a C++ compiler, and triton for the kernels"
+    rehearse_help = "compile experiments and models, also my_model.py:MyModel, for a GPU that need not be present; "
+    rehearse_help += "needs a C++ compiler, and triton for the kernels"
     parser.add_argument("--rehearse-gpu", nargs="*", metavar="MODEL", help=rehearse_help)
     gpu_help = "the GPU of --rehearse-gpu; default %(default)s"
     parser.add_argument("--gpu", choices=("h100", "a100"), default="h100", help=gpu_help)

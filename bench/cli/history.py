@@ -41,7 +41,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--rev", default="HEAD", help="follow the first parents of this revision; default HEAD")
     on_help = "the metric to follow; default %(default)s"
     parser.add_argument("--on", choices=tuple(history.MEASURES), default="step_avg_ms", help=on_help)
-    parser.add_argument("--html", metavar="PATH", help="write a self-contained page")
+    parser.add_argument("--html", metavar="PATH", help="write a self-contained page instead of printing")
     parser.add_argument("--badge", metavar="PATH", help="write an SVG badge with the newest change, or steady")
     parser.forms("print the series, not rounded, and their changes", "print Markdown")
     return parser

@@ -27,7 +27,7 @@ REPORTED = ("unread", "unmatched", "repeated", "same run", "no run")
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 usage error."""
-    if argv and argv[0] not in dialects.NAMES and Path(argv[0]).exists():
+    if argv and argv[0] not in dialects.NAMES and user_path(argv[0]).exists():
         raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(dialects.NAMES)} {argv[0]}")
     args = _parser().parse_args(argv)
     files = dialects.files_of([user_path(pattern) for pattern in args.path])

@@ -3,10 +3,11 @@
 Writes conf/, my_model.py and my_optim.py into the current folder; existing files are not changed.
 """
 
+import os
 import shlex
 from pathlib import Path
 
-from bench.base import escape
+from bench.base import atomic, escape
 from bench.base.paths import INSTALLED, REPO, working_folder
 from bench.cli import arguments
 
@@ -28,12 +29,11 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"{folder}: this is the harness's own folder: create a folder of your own and cd into it")
     for source in sorted(path for path in STARTER.rglob("*") if path.suffix in (".py", ".yaml")):
         name = source.relative_to(STARTER)
-        if (folder / name).exists():
+        if os.path.lexists(folder / name):
             print(f"    kept  {name}, which was there")
             continue
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text()
-        (folder / name).write_text(escape.installed(text) if INSTALLED else text)
+        atomic.write_out(folder / name, escape.installed(text) if INSTALLED else text, "the file")
         print(f"   wrote  {name}")
     following = NEXT.format(guide=REPO / "docs" / "own.md")
     print(following if INSTALLED else following.replace("./run.sh", shlex.quote(str(REPO / "run.sh"))))

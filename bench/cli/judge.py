@@ -1,8 +1,8 @@
 """Does the claim hold?  ./run.sh judge RUN... | RACE | RACE:ARM | CLAIM_FOLDER      [--claim FOLDER] [--json]
 
-RUN...: run folders, folders of them, or run ids, claimed together.  For a race, its candidates are judged.  Every rule
-prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with everything that is needed to judge the
-claim elsewhere.
+RUN...: run folders, folders of them, run, sweep or config ids, and races, claimed together.  A race stands for
+its candidates; beside other races or runs it needs a single one, or RACE:ARM.  Every rule prints pass or FAIL
+with its evidence.  --claim FOLDER also makes a folder with everything that is needed to judge the claim elsewhere.
 
 ./run.sh judge --track NAME LOG... judges logs of modded-nanogpt, or of the program that the track names, files or
 folders, imported or not.  What a log cannot show is "not known from a log": neither pass nor FAIL.  --against RUN...
@@ -47,7 +47,8 @@ def _judged(args: argparse.Namespace, folder: Path) -> int:
         gated = publication.Gated((lambda leaving: None) if args.json else publish.show_leaving, args.allow)
         claim_folder.write(args.claim, judged[0][0], gated)
         if not args.json:
-            print(f"{'claim':>8}  {args.claim}: say in its README.md what was changed")
+            refused = "the claim is refused as it stands; " * (verdicts[0]["accepted"] is False)
+            print(f"{'claim':>8}  {args.claim}: {refused}say in its README.md what was changed")
     return 1 if any(verdict["accepted"] is False for verdict in verdicts) else 0
 
 

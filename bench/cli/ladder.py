@@ -90,7 +90,7 @@ def _parser() -> arguments.Parser:
     word_help += "(of the first run), alpha=0.05; key=value for all rungs"
     parser.add_argument("arguments", nargs="*", metavar="WORD", help=word_help)
     parser.flag("--dry-run", help="print what it would run and the estimated time; run nothing")
-    arguments.latest(parser, "--resume", "continue this ladder, or the latest that has not ended")
+    arguments.latest(parser, "--resume", "continue this ladder, or the latest unfinished one")
     arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")
     parser.flag("--anyway", help=ready.ANYWAY)
     parser.forms("print the staircase", csv="print it as CSV, one line per rung", says_more=True)

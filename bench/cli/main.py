@@ -29,7 +29,7 @@ GROUPS = {  # {purpose: {verb: what it does}}
         "history": "how did the speed of a repository change over its commits?",
         "calibrate": "the smallest difference that this machine can show",
         "submit": "put a command into the lab's queue",
-        "agent": "run what the lab's queue holds on this machine",
+        "agent": "run the lab's queue on this machine",
     },
     "judge": {
         "compare": "is B faster than A? of runs, races or logs that exist",
@@ -40,10 +40,10 @@ GROUPS = {  # {purpose: {verb: what it does}}
         "verify": "is a run folder consistent with its own record?",
     },
     "look": {
-        "table": "results as a table",
+        "table": "list results as a table",
         "sql": "query results with SQL; every setting is a column",
         "report": "a run, a race, a sweep or all results as a page",
-        "explain": "why a step takes so long, and where the next millisecond is",
+        "explain": "why a step takes so long, and what could be saved",
         "analyze": "traces of any PyTorch program: time, kernels, gaps, ranks",
         "project": "how long would a step take on N GPUs?",
         "memory": "a memory snapshot as a page",
@@ -68,7 +68,7 @@ CHECKOUT_VERBS = {  # verbs that run.sh itself handles
     "lint": "style and types of the code, as CI checks them",
 }
 # names of errors of the operating system about a file, printed as one line without a traceback
-NOT_OURS = {"EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "EEXIST"}
+NOT_OURS = {"EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "EEXIST", "EINVAL", "ENXIO"}
 NOT_OURS |= {"ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ELOOP"}
 INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")  # first print the user's folders
 # commands that ranks which torchrun or srun started cannot run together
@@ -164,6 +164,9 @@ def _go(argv: list[str]) -> int:
         print(f"{verb}: {credentials.redacted(str(error))}", file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # of getcwd() or tempfile
+            print(f"{verb}: {error.strerror}: go to a folder that is there, and free space", file=sys.stderr)
+            return 2
         if errno.errorcode.get(error.errno or 0) not in NOT_OURS or not isinstance(error.filename, str):
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -232,6 +235,7 @@ def run() -> None:
     """Runs main() and exits with its exit code."""
     gc.set_threshold(NEW_OBJECTS)
     escape.open_closed()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a starter that blocked all would leave SIGKILL alone
     sys.excepthook = lambda *error: escape.Door(sys.stderr).writelines(traceback.format_exception(*error))
     try:
         for number in (signal.SIGINT, signal.SIGTERM):

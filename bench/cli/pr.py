@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bench.base import atomic
-from bench.base.paths import shown, user_path
+from bench.base import atomic, private
+from bench.base.paths import REPO, brief, shown, user_path
 from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims import pull_request
@@ -51,7 +51,9 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="speedrun-pr-") as scratch:
         folder, name = _folder(args, Path(scratch))
         pull = _read(args, folder, name, Path(scratch))
-    pull.arguments = shlex.join(word for word in argv if word not in ("--json", "--out", args.out))
+    kept = [word for word in argv if word not in ("--json", "--out", args.out)]
+    kept = [brief(word) if private.redact(word, REPO) == word else word for word in kept]
+    pull.arguments = private.redact(shlex.join(kept), REPO)
     document = pull_request.document_of(pull)
     if args.out:
         atomic.write_out(user_path(args.out), document.markdown() + "\n", "--out")
@@ -250,21 +252,21 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
     base = main_line.strip() if main_line and main_line.strip() != tip else f"{tip}^"
     try:
         only = ("--name-only", "--no-renames", "--diff-filter=A")
-        added = git.run(clone, "diff", *only, base, tip, "--", "records").splitlines()
+        added = _lines(clone, "diff", *only, base, tip, "--", "records")
         parts = [PurePosixPath(name).parts for name in added if name.endswith(SUFFIX)]
         parts = [part[: 4 if part[2] == "results" else 3] for part in parts if len(part) > 3]  # results: of track 3
         folders = sorted({"/".join(part) for part in parts}, key=lambda name: -sum(name in path for path in added))
         if not folders:
             why = f"the pull request adds no log ({SUFFIX}) below records/"
             raise ValueError(f"{number}: {why}: give the folder of its logs")
-        listed = git.run(clone, "ls-tree", "-r", "--name-only", base, f"{folders[0].rpartition('/')[0]}/").splitlines()
+        listed = _lines(clone, "ls-tree", "-r", "--name-only", base, f"{folders[0].rpartition('/')[0]}/")
         logs = {
             "/".join(PurePosixPath(name).parts[:3]): name
             for name in reversed(listed)
             if name.endswith(SUFFIX) and not pull_request.BASELINE.search(name)
         }
         before = [name for name in sorted(logs, reverse=True) if name < folders[0]][:NUM_EARLIER]
-        scripts = [name for name in git.run(clone, "ls-tree", "--name-only", tip).splitlines() if name.endswith(".py")]
+        scripts = [name for name in _lines(clone, "ls-tree", "--name-only", tip) if name.endswith(".py")]
         _write_tree(clone, tip, [folders[0], *scripts], scratch)
         _write_tree(clone, base, before[:1] + [logs[name] for name in before[1:]], scratch)
     except git.Failed as error:
@@ -272,8 +274,13 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
     return scratch / folders[0]
 
 
+def _lines(clone: Path, *arguments: str) -> list[str]:
+    """Returns what git lists, with names that are not ASCII as they are."""
+    return [line for line in git.run(clone, "-c", "core.quotePath=false", *arguments).split("\n") if line]
+
+
 def _write_tree(clone: Path, commit: str, paths: Iterable[str], into: Path) -> None:
-    for line in git.run(clone, "ls-tree", "-r", commit, "--", *paths).splitlines():
+    for line in _lines(clone, "ls-tree", "-r", commit, "--", *paths):
         (_, kind, digest), name = line.partition("\t")[0].split(), line.partition("\t")[2]
         if kind != "blob" or not name.endswith((SUFFIX, ".py", ".log")):
             continue

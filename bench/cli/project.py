@@ -8,7 +8,7 @@ measurements is similar, the answer says "not checked" and has no interval.  --e
 """
 
 from bench.analysis.projection import document, links
-from bench.api import projecting
+from bench.api import traces
 from bench.api.answers import Answer
 from bench.cli import arguments
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     else:
         if not args.path or args.gpus is None:
             raise ValueError("name a run or traces, and --gpus N: the number of GPUs to project to")
-        projection = projecting.project(
+        projection = traces.project(
             *args.path,
             gpus=args.gpus,
             nodes=args.nodes,

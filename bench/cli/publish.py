@@ -6,12 +6,16 @@ results/.  Every file is listed with the reason why it is included, and searched
 names; if one is found, nothing is published.  --dry-run only lists and searches.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from bench.api import judging
 from bench.base import escape
 from bench.base.paths import project_folder
 from bench.base.text_table import counted
+from bench.claims import claim as claims
 from bench.claims import claim_folder, publication
 from bench.cli import arguments, table
 from bench.launch.console import say
@@ -32,9 +36,24 @@ def main(argv: list[str]) -> int:
     shown = os.path.relpath(folder, project_folder())
     num_runs = len(list(run_folder.find_runs([folder])))
     say("publish", f"{shown}: {counted(num_runs, 'run')}, {counted(len(content.race_ids), 'race')}, ledger, README.md")
-    markdown_blocks.write((), table.main)  # the leaderboard and other blocks made from results/published
-    say("next", f"say in {shown}/README.md what was changed or found, then: git add results")
+    for sentence in _refusals(args.runs):
+        say("claim", sentence)
+    # the leaderboard and other blocks made from results/published
+    markdown_blocks.write((), table.main, only_changes=True)
+    then = "./run.sh table --write && git add results"  # the leaderboard has a column with who it is by
+    say("next", f"say in {shown}/README.md what was changed or found and by whom, then: {then}")
     return 0
+
+
+def _refusals(names: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence for each claim that these names make, on a track that keeps records, and that is refused."""
+    with contextlib.suppress(ValueError):  # what makes no claim is published too
+        if len(matches := named.find(names)) == 1 and (matches[0].race or matches[0].claim):
+            for claim, facts in judging.judgements(names, None, (), False, Path()):
+                failed = [rule for rule in facts["rules"] if rule["passed"] is False]
+                if failed and claims.has_target(claim.track):
+                    rules = f"{counted(len(failed), 'rule')} failed, first: {failed[0]['rule']}"
+                    yield escape.line(f"published, but ./run.sh judge refuses {facts['claim']} as a claim: {rules}")
 
 
 def show_leaving(leaving: Sequence[publication.Leaving]) -> None:

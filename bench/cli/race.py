@@ -12,11 +12,13 @@ blocks, planned before the first run.  Results stay hidden until the race ends. 
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from bench.base.paths import REPO, results_root, shown, user_path
 from bench.cli import arguments, compare
+from bench.compare import eligibility
 from bench.config import identity
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
@@ -27,19 +29,31 @@ from bench.record.race_folder import Race
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 ended, 1 interrupted, abandoned or a --fail-on condition holds, 2 usage error or not comparable."""
+    """Exit codes: 0 ended, 1 interrupted, abandoned or a --fail-on condition holds, 2 usage error or not comparable, 75
+    not comparable because other programs kept the machine busy.
+    """
     args = _parser().parse_intermixed_args(argv)
     fail_on = compare.conditions(args.fail_on, args.fail_if)
     results = results_root().absolute()
     if args.look is not None:
         return _look(args, results)
+    may_be_identical = args.anyway and not fail_on
     with console.output(args.quiet, args.json):
-        if args.dry_run:
-            planned, _ = planning.planned(plan.parse_request(_requested(args)), results, args.anyway)
-            runner.introduce(planned)
-            console.say("plan", f"{runner.series_of(planned).forecast()}; a dry run: nothing was started or written")
-        else:
-            folder, race = _raced(args, results)
+        try:
+            if args.dry_run:
+                request = plan.parse_request(_requested(args))
+                planned, _ = planning.planned(request, results, args.anyway, None, may_be_identical)
+                runner.introduce(planned, results)
+                forecast = runner.series_of(planned).forecast()
+                console.say("plan", f"{forecast}; a dry run: nothing was trained or recorded")
+            else:
+                folder, race = _raced(args, results, may_be_identical)
+        except planning.Identical as error:
+            if not fail_on:
+                raise
+            why = f"{error.same}: nothing was raced, and no condition of --fail-on holds"
+            console.say("race", why, always=True)
+            return 0
     if args.dry_run:
         if args.json:
             print(json.dumps(planned, indent=1))
@@ -51,7 +65,9 @@ def main(argv: list[str]) -> int:
     if race["result"] is None:
         return 1
     against: Any = (race["result"]["against"] or {}).values()
-    return max((compare.exit_code(comparison, fail_on, args.fail_if == "shown") for comparison in against), default=0)
+    codes = [compare.exit_code(comparison, fail_on, args.fail_if == "shown") for comparison in against]
+    is_busy = any(why.startswith(eligibility.KEPT_BUSY) for comparison in against for why in comparison["reasons"])
+    return os.EX_TEMPFAIL if 2 in codes and is_busy else max(codes, default=0)
 
 
 def check(argv: list[str]) -> None:
@@ -76,7 +92,12 @@ def check(argv: list[str]) -> None:
     for config in configs.values():
         planning.refuse_laxer(config.track.name, request | {"metric": config.goal.of})
     if not args.anyway:
-        planning.refuse_identical({name: {"config_id": identity.config_id(config)} for name, config in configs.items()})
+        kinds = {  # the code of two folders may differ, though their names are the same
+            name: request["arms"][name]
+            | {"config_id": identity.config_id(config), "source_sha256": config.script and config.script.root}
+            for name, config in configs.items()
+        }
+        planning.refuse_identical(kinds)
 
 
 def _look(args: argparse.Namespace, results: Path) -> int:
@@ -103,8 +124,8 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
     console.say("race", shown(folder))
 
 
-def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
-    """Returns the race's folder, and race.json."""
+def _raced(args: argparse.Namespace, results: Path, may_be_identical: bool) -> tuple[Path, Race]:
+    """Returns the race's folder, and race.json.  may_be_identical: as in planning.planned()."""
     if args.abandon is not None:
         folder = _chosen(results, args.abandon)
         with state.locked(folder):
@@ -116,7 +137,8 @@ def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
         folder = requeued
         console.say("race", f"job requeued: {folder.name} goes on")
     else:
-        folder, is_new = planning.begin(plan.parse_request(_requested(args)), results, args.anyway), True
+        request = plan.parse_request(_requested(args))
+        folder, is_new = planning.begin(request, results, args.anyway, None, may_be_identical), True
     return folder, runner.go(folder, results, args.show, args.anyway, is_new, args.machine)
 
 
@@ -190,9 +212,9 @@ def _parser() -> arguments.Parser:
         "name=race, compilations=3 (fresh ones of each arm), on=time, loss, time_to_target or steps_to_target "
         "(default: by the arms); key=value for all arms",
     )
-    arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")
-    arguments.latest(parser, "--look", "show the interim state; the ledger keeps the look")
-    arguments.latest(parser, "--abandon", "end it without a verdict, where it cannot be resumed; the ledger keeps it")
+    arguments.latest(parser, "--resume", "continue this race, or the latest unfinished one")
+    arguments.latest(parser, "--look", "show the interim state; the look goes on record")
+    arguments.latest(parser, "--abandon", "end a race without a verdict, if it cannot be resumed; it stays on record")
     parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by the mean metric")
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
@@ -201,8 +223,8 @@ def _parser() -> arguments.Parser:
     parser.flag("--dry-run", help="print the plan and how long it would take; run and write nothing")
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)
-    help_ = "20 s of the machine's figures before and after (5 s on a CPU): flag what fell behind, or refuse to begin"
-    help_ += "; auto: flag, on GPUs alone"
+    help_ = "measure the machine for 20 s before and after (5 s on a CPU), and flag what is slow, or refuse to start"
+    help_ += "; auto: flag on GPUs only"
     parser.add_argument("--machine", choices=condition.MODES, default="auto", help=help_)
-    parser.forms("print race.json, of an interrupted race as far as it has come", "print race.md", says_more=True)
+    parser.forms("print race.json, of an interrupted race what there is so far", "print race.md", says_more=True)
     return parser

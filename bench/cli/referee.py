@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import text_table
-from bench.base.paths import results_root, shown
+from bench.base.paths import results_root, shown, user_path
 from bench.base.stats import ALPHA
 from bench.base.units import seconds_of
 from bench.cli import arguments
@@ -72,8 +72,8 @@ def _start(args: argparse.Namespace, results: Path) -> int:
         if search.has_ended:
             raise ValueError(f"{search.name}: has ended: ./run.sh referee start track=... budget=... begins another")
     search = refereeing.work(_calibrated(search))
-    _print(args, search, [])
     page.write(search)
+    _print(args, search, [])
     return 0
 
 
@@ -160,7 +160,7 @@ def _serve(args: argparse.Namespace, results: Path) -> int:
     if args.action == "mcp":
         serving.serve_mcp(search)
         return 0
-    socket = Path(args.socket).absolute() if args.socket else search.folder / "socket"
+    socket = user_path(args.socket).absolute() if args.socket else search.folder / "socket"
     say("referee", f"{search.name}: answers on {socket}", always=True)
     serving.serve(search, socket)
     return 0
@@ -177,6 +177,8 @@ def _replay(args: argparse.Namespace, results: Path) -> int:
 
 
 def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None:
+    if search.doubt:
+        say("referee", search.doubt, always=True)
     chosen = [search.submissions[number] for number in numbers]
     left_s = max(0.0, search.settings["budget_s"] - search.spent_s)
     replayed = deciding.replayed(search, search.kept[-1]) if search.kept else None
@@ -189,6 +191,7 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
         "open": [submission.number for submission in search.open],
         "num_submissions": len(search.submissions),
         "budget_left_s": left_s,
+        "doubt": search.doubt,
     }
     if args.json:
         submissions = [deciding.answer(search, submission) for submission in chosen]

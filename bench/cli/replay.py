@@ -70,7 +70,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
         raise ValueError(f"--times {args.times}: an interval needs at least 2 runs with fresh seeds")
     if not args.all:
         return named.runs(args.runs)
-    folders = [folder for name in args.runs for folder in run_folder.find_runs([Path(name)])]
+    folders = [folder for given in named.find(args.runs) for folder in run_folder.find_runs(given.holders)]
     kept = []
     for folder in folders:
         with contextlib.suppress(ValueError):

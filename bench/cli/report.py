@@ -1,12 +1,13 @@
-"""Write results as pages that open offline.  ./run.sh report RUN|RACE|SWEEP|FOLDER [--out PATH] [--png] [--md]
+"""Write results as pages that open offline.  ./run.sh report RUN|RACE|SWEEP|STUDY|FOLDER [--out PATH] [--png] [--md]
 
     ./run.sh report WORD WORD ...       the curves of all of them in one chart: results/curves.html
     ./run.sh report WORD --curves       the same for the arms of one race, or the runs of one folder
 
-A run gets report.html in its folder; a race race.html, and report.html for each of its runs; a sweep sweep.html; and
-results/, or any folder with many runs, a site in FOLDER/site/, of which only changed pages are written again.  --png
-takes pictures of the charts with Chromium, --md prints Markdown for a pull request.  A WORD is anything that compare
-accepts: runs, races, RACE:ARM, parts of run ids, folders of logs.
+A run gets report.html in its folder; a race race.html, and report.html for each of its runs; a sweep sweep.html; a
+study study.html; and results/, or any folder with many runs, a site in FOLDER/site/, of which only changed pages are
+written again.  --png writes each chart of the page as a picture instead, to plots/ in its folder or to --out FOLDER (it
+needs Chromium); --md prints Markdown for a pull request.  A WORD is anything that compare accepts: runs, races,
+RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
@@ -133,11 +134,11 @@ def _site(folder: Path, out: Path, is_wanted: bool) -> Made:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh report", main=main)
-    names_help = "a run, a race or a folder of many runs; default results/; several: curves"
+    names_help = "a run, race, sweep, study or folder of many runs; default results/; several: curves"
     parser.add_argument("names", nargs="*", metavar="WORD", help=names_help)
     parser.flag("--curves", help="overlay the curves in one chart")
     parser.add_argument("--out", metavar="PATH", help="the page's path, or the folder of the site or the pictures")
-    parser.flag("--png", help="pictures of the charts instead of a page; needs Chromium")
+    parser.flag("--png", help="each chart of the page as a PNG in plots/, instead of the page; needs Chromium")
     parser.forms('{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}', "print Markdown for a pull request instead")
     parser.flag("--anyway", help=f"pages of more than {MAX_UNASKED} runs of a folder that is not a results folder")
     return parser

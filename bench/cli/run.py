@@ -9,7 +9,7 @@ from typing import Any
 from bench.base.units import seconds_of
 from bench.cli import arguments
 from bench.config import compose, explain, groups, overrides
-from bench.launch import console, launcher, ready, series, summary
+from bench.launch import console, launcher, series, summary
 from bench.launch.console import say
 from bench.launch.nodes import joining, member
 from bench.launch.prepare import Job, frozen, prepare, requested_config, this_machine
@@ -22,7 +22,7 @@ ENDED_WELL = ("complete", "stopped")  # a sweep's pruner stops hopeless runs
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 all complete, 1 one failed or was not begun, 2 usage error."""
+    """Exit codes: 0 all complete, 1 one failed or was not started, 2 usage error."""
     if (help_text := explain.help_text(argv, this_machine)) is not None:
         print(help_text)
         return 0
@@ -89,8 +89,6 @@ def _is_sweep(args: argparse.Namespace) -> list[str]:
     """Sets args.multirun from the options and yamls. Returns the overrides of the stored sweep."""
     mode, stored = (None, []) if args.multirun or args.race else compose.stored_sweep(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
-    if args.anyway and not args.multirun:
-        raise ValueError("--anyway: it is for sweeps (-m); a single run only warns of a busy machine: omit it")
     if args.budget is not None and not args.multirun:
         raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
     try:
@@ -170,7 +168,7 @@ def _run(args: argparse.Namespace, argv: list[str], started_by: Any) -> Answer:
 
 def _run_job(job: Job, args: argparse.Namespace, argv: list[str], leading: Any) -> dict[str, Any]:
     for deviation in job.deviations:
-        say("track", f"open division, because {deviation}")
+        say("track", f"open division: {deviation}")
     race = json.loads(args.race) if args.race else None
     if race and not race.pop("looks", False):  # one look per arm, in its warm-up or its first run
         job = job.with_look(False)
@@ -206,8 +204,8 @@ def _parser() -> arguments.Parser:
         help="print the composed config with the meaning of every setting, null where it is derived, and stop; "
         "hydra: the settings of Hydra's launcher and sweeper; all: both, as Hydra prints them",
     )
-    parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="what Hydra found, and stop")
-    name_help = "the yaml that a run begins with, instead of conf/config.yaml"
+    parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="print what Hydra found, and stop")
+    name_help = "the config to start from instead of conf/config.yaml"
     parser.add_argument("-cn", "--config-name", metavar="NAME", help=name_help)
     parser.add_argument(
         "--budget",
@@ -222,7 +220,7 @@ def _parser() -> arguments.Parser:
         help="for a sweep: this many runs at a time, each on its own GPU or cores; auto: as many as fit",
     )
     parser.flag("--dry-run", help="check every run, print what is left to do and how long it would take; run nothing")
-    parser.flag("--anyway", help=f"for a sweep: {ready.ANYWAY}")
+    parser.flag("--anyway", help="continue although the machine is busy, as a single run does in any case")
     parser.forms("print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them", says_more=True)
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, as JSON (plans/race/runner.py)
     parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # JSON of the slot of a concurrent run

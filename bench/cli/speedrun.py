@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.base.paths import results_root
+from bench.base.text_table import counted
 from bench.base.units import format_bytes
 from bench.claims import claim as claims
 from bench.cli import arguments
@@ -75,18 +76,17 @@ def check(argv: list[str]) -> None:
 
 def _prepared(args: argparse.Namespace) -> Job:
     """Returns the run to be repeated, its data found or made. Prints what it is."""
-    say("data", "looking for it; making it if that is possible here")
     job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
     if not any(word.startswith("look") for word in args.overrides):
         job = job.with_look(job.script is None)  # also on a CPU
     config, dataset = job.config, job.dataset
-    size = format_bytes(job.data_bytes)
-    say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {size}, checked")
+    split = f"{counted(len(dataset.train), 'training shard')}, {counted(len(dataset.val), 'validation shard')}"
+    say("data", f"{dataset.name}: {split}, {format_bytes(job.data_bytes)}, checksums match")
     say("track", f"{config.track.name}: {config.track.about}")
     if config.track.reference_hardware:
         say("track", f"its times are compared on {config.track.reference_hardware}")
     for deviation in job.deviations:
-        say("track", f"open division, because {deviation}")
+        say("track", f"open division: {deviation}")
     return job
 
 
@@ -105,9 +105,9 @@ def _cost(job: Job, overrides: Sequence[str]) -> str:
     most = "at most " * goal.stop_at_target
     run_cost = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
     if _is_one_look(job, overrides):
-        all_of_them = f"without a profiler {job.config.track.repeats} are made and judged"
+        all_of_them = f"without a profiler, {job.config.track.repeats} runs are made and judged"
         return f"one profiled run, which is not eligible ({all_of_them}): {run_cost}"
-    return f"{run_cost} a run" + "; track.repeats=1 makes one run" * (repeats > 1)
+    return f"each run takes {run_cost}" + "; track.repeats=1 makes only one run" * (repeats > 1)
 
 
 def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:
@@ -136,8 +136,8 @@ def fresh_seeds(job: Job, overrides: Sequence[str]) -> range:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./speedrun.sh", main=main)
-    values = "as of ./run.sh run --help; seed=N begins at N"
+    values = "as for ./run.sh run; seed=N starts at seed N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.flag("--anyway", help=ready.ANYWAY)
-    parser.forms('print {"runs": [as of ./run.sh run --json], "verdict": {...}}', says_more=True)
+    parser.forms('print {"runs": [as in ./run.sh run --json], "verdict": {...}}', says_more=True)
     return parser

@@ -10,6 +10,7 @@ on the loss and on the time to the same loss.  A budget in time or tokens includ
 """
 
 import contextlib
+import json
 
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
@@ -21,31 +22,42 @@ from bench.record import sweep
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 ended, 1 interrupted or without a verdict, 2 usage error."""
+    """Exit codes: 0 ended, 1 interrupted, a trial failed or no verdict, 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     results, race = results_root().absolute(), None
+    if args.dry_run:
+        with console.output(args.quiet, args.json):
+            planned = study.planned(args.arguments, results, args.anyway)
+            study.introduce(*planned, results)
+        if args.json:
+            print(json.dumps(planned[0], indent=1))
+        return 0
     with console.output(args.quiet, args.json):
         command = ["study", *argv]
         folder, budget_s = study.begin(args.arguments, command, results, args.anyway)
         why: str | None = "it was interrupted"
-        try:
-            with contextlib.suppress(Interrupted):
-                race = study.go(folder, budget_s, Points(folder, command, args.anyway), results)
-                why = None if race["result"] else race["why"]
-        except ValueError as error:
-            why = str(error)
-            raise
-        finally:
-            sweep.end(folder, why)
+        with study.locked(folder):
+            try:
+                with contextlib.suppress(Interrupted):
+                    race = study.go(folder, budget_s, Points(folder, command, args.anyway), results)
+                    why = None if race["result"] else race["why"]
+            except study.Failed as error:
+                why = f"{error}: fix it, then"
+            except ValueError as error:
+                why = str(error)
+                raise
+            finally:
+                sweep.end(folder, why)
     if race is None or race["result"] is None:
-        console.say("study", f"{str(why).partition(': ./run.sh')[0]}: the same command goes on", always=True)
+        why = f"{str(why).partition(': ./run.sh')[0]}:".replace("then:", "then")
+        console.say("study", f"{why} repeat the command to continue", always=True)
         return 1
     from bench.report import study_page
 
     page = study_page.write(folder)
     print(page.json() if args.json else page.markdown() if args.md else f"\n{page.terminal()}")
     if not args.json:
-        console.say("study", shown(folder))
+        console.say("study", shown(folder / study_page.NAME))
     return 0
 
 
@@ -59,6 +71,7 @@ def _parser() -> arguments.Parser:
         "every arm has; budget=2h, 8trials (of each arm) or 500Mtokens; n=5 (runs of each in the race), alpha=0.05, "
         "seed=0 (of the trials); key=value for all arms",
     )
+    parser.flag("--dry-run", help="check the arms, print what would be run and how long it would take; run nothing")
     parser.flag("--anyway", help=ready.ANYWAY)
     parser.forms("print what the study found", "print study.md", says_more=True)
     return parser

@@ -8,19 +8,20 @@ takes the command and runs it on these GPUs only.  The records go to the results
 """
 
 import itertools
-import json
 import shlex
 
-from bench.base import escape, text_table
+from bench.base import atomic, escape, text_table
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.cli.main import QUEUED, module_of
 from bench.config.groups import did_you_mean
 from bench.launch.console import say
+from bench.machine import gpus
 from bench.plans import shares
 from bench.plans.agent import end_cancelled
 from bench.plans.queue import FOLDER, Queue
 
+MAX_GPUS = 64  # of one machine, more than any has (assumed)
 COLUMNS = ("id", "user", "gpus", "state", "command")
 
 
@@ -42,8 +43,8 @@ def main(argv: list[str]) -> int:
     verb, *arguments = command or args.command or [""]
     if verb not in QUEUED:
         raise ValueError(f"{verb or 'no command'}: {did_you_mean(verb, QUEUED)}choose from {', '.join(QUEUED)}")
-    if args.gpus < 0:
-        raise ValueError(f"--gpus {args.gpus}: use 0 or more")
+    if not 0 <= args.gpus <= MAX_GPUS:
+        raise ValueError(f"--gpus {args.gpus}: use 0 to {MAX_GPUS}, as many as one machine has")
     for word, following in itertools.pairwise([*arguments, "-"]):
         is_of_race = word[2:] and any(option.startswith(word) for option in ("--resume", "--look", "--abandon"))
         if verb == "race" and is_of_race and following.startswith("-"):
@@ -51,6 +52,8 @@ def main(argv: list[str]) -> int:
     module_of(verb).check(arguments)
     id = queue.submit([verb, *arguments], args.gpus)
     say("queue", f"{id}, log {shown(queue.folder / 'logs' / f'{id}.log')}", always=True)
+    if args.gpus > (here := len(gpus.devices())):
+        say("queue", f"it waits for an agent on a machine with {args.gpus} GPUs: this one has {here}", always=True)
     for entry in queue.waiting():
         if entry.id == id and (why := shares.over_budget(shares.recent(queue), shares.budgets(queue), entry.user)):
             say("queue", f"it waits: {why}", always=True)
@@ -73,7 +76,7 @@ def _list(queue: Queue, as_json: bool) -> None:
     if as_json:
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in cells]
         had = {user: shares.spent(recent, user) | {"at_least": shares.is_at_least(recent, user)} for user in users}
-        print(json.dumps({"entries": rows, "spent": had}, indent=1))
+        print(atomic.json_text({"entries": rows, "spent": had}, indent=1))
         return
     texts = [(id, user, str(gpus), state, escape.line(shlex.join(command))) for id, user, gpus, state, command in cells]
     print(text_table.render(COLUMNS, texts) if texts else "the queue is empty")

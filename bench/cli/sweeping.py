@@ -15,6 +15,8 @@ from bench.launch.console import say
 from bench.launch.prepare import prepare, requested_config, this_machine
 from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted
+from bench.plans import locks
+from bench.plans.race import state
 from bench.plans.sweep import packing
 from bench.plans.sweep.elsewhere import Unfinished
 from bench.plans.sweep.points import Points, complete_before, source_sha256
@@ -24,7 +26,7 @@ from bench.report import sweep_page, sweep_results
 
 def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     """Runs the sweep. Returns what --json prints, a run for every point; its run_id is None if it was not begun."""
-    command, budget_s = ["run", *argv], args.budget_s
+    command = ["run", *argv]
     points = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
     for point in points:
         requested_config(point)
@@ -33,12 +35,19 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
     if points:
         say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(points), len(points))}")
-    is_new = not (results_root() / sweep.FOLDER / sweep_id).exists()
-    folder = sweep.begin(results_root(), sweep_id, command, points, budget_s)
+    folder = results_root() / sweep.FOLDER / sweep_id
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with locks.held(folder / state.LOCK, "runs this sweep"):
+        return _run(sweep.begin(results_root(), sweep_id, command, points, args.budget_s), args, command, is_new)
+
+
+def _run(folder: Path, args: argparse.Namespace, command: list[str], is_new: bool) -> list[dict[str, Any]]:
+    """Runs what is left of a begun sweep. Returns what --json prints."""
     why: str | None = "it was interrupted"
     try:
         with contextlib.suppress(Interrupted):
-            multirun.go(args.overrides, Points(folder, command, args.anyway, budget_s), folder, this_machine())
+            multirun.go(args.overrides, Points(folder, command, args.anyway, args.budget_s), folder, this_machine())
             why = None
     except Unfinished as error:
         why = str(error)
@@ -70,9 +79,9 @@ def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[d
         sentence = its_own if args.multirun else summary.announcement(job, about)
         say("run", f"{sentence}, config {job.config_id}")
         for deviation in job.deviations:
-            say("track", f"open division, because {deviation}")
+            say("track", f"open division: {deviation}")
     todo = [job.config_id for number, job in enumerate(jobs) if number not in complete]
-    say("plan", f"{Series(todo, known_s, live=False).forecast()}; a dry run: nothing was started or written")
+    say("plan", f"{Series(todo, known_s, live=False).forecast()}; a dry run: nothing was trained or recorded")
     return [
         {"overrides": point, "config_id": job.config_id, "complete": complete.get(number, {}).get("run_id")}
         for number, (point, job) in enumerate(zip(points, jobs))

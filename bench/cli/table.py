@@ -112,7 +112,7 @@ def _parser() -> arguments.Parser:
         "exit codes: 0 fine, 1 a table is stale, 2 usage error; unreadable runs are skipped and named on stderr",
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
-    parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these; - before a key: largest first")
+    parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these keys; -KEY sorts the largest first")
     parser.add_argument(
         "--where",
         nargs="+",

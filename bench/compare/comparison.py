@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ from bench.analysis.diagnosis import between_runs
 from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
-from bench.compare import calibration, eligibility, questions, verdict
+from bench.compare import calibration, effects, eligibility, questions, verdict
 from bench.compare.selection import Arm, called
 from bench.compare.verdict import Comparison, Difference
 from bench.config import identity, schema
 from bench.config.typed import leaves
-from bench.record import certificates, ledger, race_folder, run_folder, step_files, store
+from bench.record import certificates, ledger, race_folder, run_folder, step_files, store, verification
 from bench.record.rows import Row
 
 MAX_FACTS = 3  # most runs of an arm whose facts are read for the differences
@@ -77,6 +77,7 @@ def _compared(
         "earlier_weight": weight,
         "floor_pct": floor_pct,
         "unplanned_look": is_one_race and a.unplanned_look,
+        "run_again": [a.num_run_again, b.num_run_again] if is_one_race else [0, 0],
         "identical_losses": _identical_losses((a, b), losses),
         "losses_ids": [[columns and step_files.losses_id(columns) for columns in arm_losses] for arm_losses in losses],
         "differing": differences_of(_facts(a), _facts(b)),
@@ -104,12 +105,18 @@ def _compared(
 
 
 def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
-    """Yields a sentence about the runs whose run.json differs from the hash in the ledger, if there are any."""
+    """Yields a sentence about the runs whose run.json differs from the hash in the ledger, if there are any, and one
+    about those whose steps.csv, which says which runs share a trajectory, or config.yaml, which says what differs, is
+    not the one that their run.json lists."""
     by_ledger: dict[Path, list[str]] = {}
-    for folder, row in zip(arm.folders, arm.rows):
-        if folder and row["status"] == "complete" and (results := ledger.find(folder)):
-            by_ledger.setdefault(results, []).append(ledger.name_of(results, folder))
-    changed = []
+    changed, of_file = list[str](), {"steps.csv": list[str](), "config.yaml": list[str]()}
+    for number, (folder, row) in enumerate(zip(arm.folders, arm.rows)):
+        if folder and row["status"] == "complete":
+            for item in arm.record_of(number)["artifacts"]:
+                if item["path"] in of_file and (change := verification.change_of(Path(folder), item)):
+                    of_file[item["path"]].append(f"{row['run_id']}: {change}")
+            if results := ledger.find(folder):
+                by_ledger.setdefault(results, []).append(ledger.name_of(results, folder))
     for results, runs in by_ledger.items():
         pattern = re.compile(b"|".join(re.escape(json.dumps(run).encode()) for run in runs))
         ledger_runs = ledger.runs_of(ledger.lines_with(results, pattern))
@@ -118,6 +125,10 @@ def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
     if changed:
         where = f"{counted(len(changed), 'run')} of {name}: {changed[0]}"
         yield f"run.json was changed after the run ended, in {where}: restore what the ledger's sha256 is of"
+    for path, what in (("steps.csv", "the losses of the steps"), ("config.yaml", "the settings")):
+        if of_file[path]:
+            where = f"{counted(len(of_file[path]), 'run')} of {name}: {of_file[path][0]}"
+            yield f"{what} are not those that were recorded, in {where}: restore the file"
 
 
 class Earlier(NamedTuple):
@@ -128,33 +139,49 @@ class Earlier(NamedTuple):
 
 
 def earlier_races(a: Arm, b: Arm) -> Earlier | None:
-    """Returns the earlier races of these configs and this code, or None if there are none or that is unknown.
+    """Returns the earlier races of these configs and this code, or None if there are none or that is unknown."""
+    folder = a.folders[0] if a.folders else None
+    if a.in_race is None or b.in_race is None or not (a.plan or {}).get("arms") or not folder:
+        return None
+    return earlier_than(a.plan or {}, (a.in_race[0], b.in_race[0]), Path(folder).parent.parent)
+
+
+def earlier_than(
+    plan: Mapping[str, Any], arms_of_plan: tuple[str, str], results: Path, among: Container[str] | None = None
+) -> Earlier | None:
+    """Returns the races of these two arms in a ledger that precede a plan; the plan itself need not be in it.
+
+    among: the ids of the races that count; None: all.
 
     Repeating a race until it is won proves nothing, so each earlier race multiplies alpha by its e-value, at most 1, or
-    by 1/2 if it has none.  The product is an e-process over all races.
+    by 1/2 if it has none.  The product is an e-process over all races.  A race that was abandoned before its candidate
+    ran does not count; an unfinished one does, because it may be resumed after this race.
     """
-    plan, folder = a.plan or {}, a.folders[0] if a.folders else None
-    if a.in_race is None or b.in_race is None or not plan.get("arms") or not folder:
-        return None
-    results, num_by_verdict, weight = Path(folder).parent.parent, collections.Counter[str](), 1.0
-    planned = [plan["arms"][name] for name, _ in (a.in_race, b.in_race)]
-    wanted = [(arm.get("config_id"), arm.get("source_sha256")) for arm in planned]
-    for line in ledger.lines_with(results, re.compile(rb'"event":"plan"')):
+    num_by_verdict, weight = collections.Counter[str](), 1.0
+    lines = list(ledger.lines_with(results, re.compile(rb'"event":"(plan|race_end)"|"race":\{')))
+    ran = {(slot["race_id"], slot.get("arm")) for line in lines if (slot := line.get("race"))}
+    over = {line["race_id"] for line in lines if line["event"] == "race_end"}
+    wanted = [(arm.get("config_id"), arm.get("source_sha256")) for arm in (plan["arms"][name] for name in arms_of_plan)]
+    for line in lines:
         if not isinstance(line.get("arms"), dict):
             continue
         if line.get("race_id") == plan["race_id"]:
             break
+        if among is not None and line.get("race_id") not in among:
+            continue
         arms = {name: tuple(kind) for name, kind in line["arms"].items()}
         names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
+        if line["race_id"] in over and not ran & {(line["race_id"], name) for name in names}:
+            continue
         if names and arms.get(line.get("baseline")) == wanted[0]:
-            ended, log_e = "none", math.log(0.5)  # if the race is unfinished, abandoned or deleted
+            ended, log_left = "none", effects.log_left({})  # if the race is unfinished, abandoned or deleted
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 race = race_folder.read(race_folder.of(results, line["race_id"]))
                 verdict_then = race_folder.verdicts_of(race)[names[0]]
                 ended = str(verdict_then["verdict"])
-                log_e = log_e if verdict_then["time"].get("log_e") is None else verdict_then["time"]["log_e"]
+                log_left = effects.log_left(verdict_then["time"])
             num_by_verdict[ended if ended in VERDICTS else "none"] += 1
-            weight *= math.exp(min(0.0, log_e))
+            weight *= math.exp(log_left)
     counts = {name: num_by_verdict[name] for name in (*VERDICTS, "none") if num_by_verdict[name]}
     return Earlier(counts, weight) if num_by_verdict else None
 
@@ -240,7 +267,7 @@ def _facts_of_run(run: Mapping[str, Any], folder: str | None) -> Facts:
         return facts(run)
     config = environment = None
     with contextlib.suppress(Damaged):  # verify reports the damage; here the content is unknown
-        config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
+        config = schema.upgraded(yaml_file.recorded(f"{folder}/config.yaml"))
     with contextlib.suppress(Damaged):
         environment = json_file.read(f"{folder}/environment.json")
     with contextlib.suppress(Damaged), reading_record(folder):

@@ -6,7 +6,7 @@ The sample consists of runs; steps are never pooled.  Interleaved runs are compa
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 from bench.base import stats
@@ -77,6 +77,8 @@ class Loss(TypedDict):
 
     p_holm: NotRequired[float | None]  # p adjusted among several candidates; missing if there is only one
     p_equivalent_holm: NotRequired[float | None]  # p_equivalent adjusted likewise
+
+    mde: NotRequired[float | None]  # the minimum detectable effect, at a power of 80 %; missing in earlier versions
 
     change: float | None
     ci95: list[float] | None
@@ -223,6 +225,12 @@ def secondary(arms: Arms, alpha: float, design: Design | None = None) -> dict[st
     return changes
 
 
+def log_left(time: Mapping[str, Any]) -> float:
+    """Returns the log of the share of alpha that a race leaves to later ones of its arms, by its Time."""
+    log_e = time.get("log_e")
+    return min(0.0, math.log(0.5) if log_e is None else log_e)
+
+
 # ---- loss
 
 
@@ -237,12 +245,13 @@ def val_loss(
     names: Sequence[str] = ("A", "B"),
     losses_ids: Sequence[Sequence[str | None] | None] = (None, None),
     design: Design | None = None,
+    alpha: float = ALPHA,
 ) -> Loss:
     """Compares the final losses of all started runs; repeats of one seed or one trajectory count as one loss.
 
     target_val_loss: None without a target.  force: compare also on different validation data.  answer: only its
     loss_refusals apply, not those about times.  losses_ids: for each arm those of its rows, as target.independent()
-    takes them.  design: used only if the plan is sequential; otherwise Welch's test decides.
+    takes them.  design: used only if the plan is sequential; otherwise Welch's test decides.  alpha: of the MDE.
     """
     complete = [row for rows in arms for row in rows if eligibility.is_complete(row)]
     metric = metric_of(complete)
@@ -271,6 +280,7 @@ def val_loss(
         "change": metric.sign * test.difference if test else None,
         "ci95": sorted(metric.sign * edge for edge in edges) if edges and math.isfinite(edges[1]) else None,
         "p": test.p if test else None,
+        "mde": fitted.smallest_difference(alpha) if fitted else None,
         "n": [loss_test["n"] for loss_test in judged],
         "mean": [loss_test["mean"] for loss_test in judged],
         "sd": [loss_test["sd"] for loss_test in judged],

@@ -15,6 +15,7 @@ from bench.record.rows import Row, metric_of
 from bench.record.validity import BUSY
 
 NOT_INTERLEAVED = {"order-unknown", "order-confounded", "runs-overlap"}  # flags that rule out a firm verdict
+KEPT_BUSY = "other programs kept the machine busy"  # how the reason begins if they did so beside one arm
 SESSION_GAP_S = 12 * 3600.0  # arms further apart were not raced in one session (assumed)
 BESIDE, BROKEN = '"beside":', '"broken_time":'  # keys in the JSON of a row's setting
 OF_SCRIPTS = "script"  # data source of a script that brings its own data, which no record describes
@@ -149,8 +150,9 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         num, num_other, num_busy = len((a, b)[arm]), len((a, b)[other]), len(busy[arm])
         if num_busy > max(1, num - 2) and len(busy[other]) <= min(num_other // 2, num_other - 2):
             runs = f"{num_busy} of {num} runs of {names[arm]} and {len(busy[other])} of {num_other} of {names[other]}"
-            why = f"other programs kept the machine busy in {runs}: {max(busy[arm])}"
-            yield "of time", f"{why}; a program that is busy only beside one arm biases the race: end it and race again"
+            why = f"{KEPT_BUSY} in {runs}: {max(busy[arm])}"
+            again = "race again when they have ended" + ", with n=5 or more, of which some may be disturbed" * (num < 4)
+            yield "of time", f"{why}; load that is mostly beside one arm biases the race: {again}"
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:

@@ -110,13 +110,13 @@ def kind_of(
         missing = [name for name, rows in zip(names, arms, strict=True) if not _reaches(rows, target)]
         if not missing:
             stops = all(row["stop_at_target"] for rows in arms for row in rows)
-            reached = f"the target {target:g}, which {'every run reaches' if stops else 'both reach on average'}"
+            reached = f"the target of {target:g}, which {'every run reaches' if stops else 'both reach on average'}"
             return _to_target(steps, reached, judged, is_equal)
         miss = f"{' and '.join(missing)} {'misses' if len(missing) == 1 else 'miss'}"
-        why = "they have no shared target loss"
+        why = "the arms share no target loss"
         if target is not None:
             why = f"the mean{'s' * (len(missing) > 1)} of {miss} {target:g}"
-        return "ms_per_step", f"ms per step at {_at(steps)}; not time to a target: {why}"
+        return "ms_per_step", f"ms per step at {_at(steps)}; not time to a target, because {why}"
     if not has_losses:
         return None, "nothing: neither times nor losses"
     if is_equal:
@@ -131,9 +131,9 @@ def kind_of(
 def _to_target(steps: list[set[int]], reached: str, judged: str, is_equal: bool) -> tuple[str, str]:
     if judged == "steps":
         return "steps_to_target", f"steps to {reached}: {_each(steps)}; this track does not judge time"
-    also = f", at {_at(steps)}: so also ms per step"
+    also = f", at {_at(steps)}, so also ms per step"
     if not is_equal:
-        also = f", in {_each(steps)} steps{' of other batches' * (steps[0] == steps[1])}: not ms per step"
+        also = f", in {_each(steps)} steps{' of other batches' * (steps[0] == steps[1])}, so not ms per step"
     return "time_to_target", f"time to {reached}{also}"
 
 

@@ -23,6 +23,7 @@ class SameLoss(TypedDict):
     change_pct: float | None  # change of the geometric mean time
     ci95_pct: list[float] | None
     p: float | None
+    alpha: float  # level of this question
     verdict: str  # faster, slower, equivalent, inconclusive or not_comparable
 
 
@@ -82,5 +83,6 @@ def compared(
         "change_pct": change_pct,
         "ci95_pct": numbers["ci95_pct"],
         "p": p,
+        "alpha": alpha,
         "verdict": verdict,
     }

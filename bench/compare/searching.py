@@ -46,7 +46,6 @@ Outcome = Literal["promising", "keep", "drop"]
 PROMISING: Outcome = "promising"
 KEEP: Outcome = "keep"
 DROP: Outcome = "drop"
-UNDECIDED = "undecided"
 PROMOTE_LOG_ODDS = 0.5  # log odds of the effect vs none at which a race leads to a confirmation
 DROP_LOG_ODDS = -1.8  # log odds at which a race drops; with the effect, the probability is at most exp(-1.8)
 GIVE_UP_LOG_ODDS = -3.0  # log odds at which a confirmation drops; lower, because the race favoured the candidate

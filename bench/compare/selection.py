@@ -28,6 +28,7 @@ class Arm:
     plan: Mapping[str, Any] | None = None  # plan of the race, made before its first run
     race: str | None = None  # folder of the race
     unplanned_look: bool = False  # whether results of the race were shown at an interim analysis that was not planned
+    num_run_again: int = 0  # how many of its runs in the race were interrupted and run again
     # the Comparison of this arm in race.json; for the baseline, that of its first candidate
     reported: Mapping[str, Any] | None = None
     damaged: dict[str, str] = field(default_factory=dict)  # {run_id: why its steps could not be read}
@@ -95,7 +96,7 @@ def arm_from_each(names: Sequence[str], on_error: OnError = None) -> list[Arm]:
 def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **race_facts: Any) -> Arm:
     """Reads run folders as one arm, from the records themselves rather than from the store.
 
-    race_facts: plan, race, unplanned_look, reported, in_race and warm_ups, as in Arm.  What cannot be read is skipped
+    race_facts: plan and other fields of Arm that a race has.  What cannot be read is skipped
     and reported to on_error(message).  Raises ValueError if a path is not a folder.
     """
     arm = Arm(name, **race_facts)
@@ -232,6 +233,7 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
             plan=race.get("plan"),
             race=str(folder),
             unplanned_look=bool(race.get("unplanned_look")),
+            num_run_again=len(race["arms"][name].get("interrupted_runs") or ()),
             reported=against.get(name) or next(iter(against.values()), None),
         )
     return arms

@@ -60,9 +60,9 @@ def rules_of(track: str | None) -> TrackRules:
 def margin_of(track: str | None, metric: Metric) -> tuple[float, str]:
     """Returns (margin, source): by how much the metric, in its unit, may be worse and still count as no worse."""
     if metric != VAL_LOSS:
-        return metric.margin or 0.0, f"the default of {metric.name}" if metric.margin else "as no other is known"
+        return metric.margin or 0.0, f"the default for {metric.name}" if metric.margin else "no other is set"
     is_named = "loss_margin_nats" in (track_settings(track).get("rules") or {})
-    why = f"as track {track} has it" if is_named else "the default, as the track has no loss_margin_nats"
+    why = f"set by track {track}" if is_named else "the default; the track sets no loss_margin_nats"
     return rules_of(track).loss_margin_nats, why
 
 

@@ -15,8 +15,10 @@ from bench.base.metric import named
 from bench.compare import clocks, design, effects, eligibility, questions, target, wording
 from bench.compare.clocks import Arms
 from bench.record.rows import Row, metric_of
+from bench.record.shape import CALIBRATION
 
 DEPENDS = "verdict-depends-on-exclusions"
+MAX_ONE_SIDED = 1  # most interrupted runs of an arm beyond those of another
 # p values that Holm's method adjusts among several candidates
 ADJUSTED: tuple[tuple[Literal["time", "val_loss"], Literal["p", "p_equivalent"]], ...] = (
     ("time", "p"),
@@ -48,6 +50,8 @@ class Looks(TypedDict):
 
     looks: list[int]  # numbers of runs per arm at which there is a verdict
     alpha: float  # level of each analysis
+    name: str | None  # of the plan; "study" for a study's race
+    sequential: bool  # whether there is an analysis after every round
 
 
 class Answer(TypedDict):
@@ -84,6 +88,7 @@ class Comparison(TypedDict, total=False):
     time_all: effects.Time | None  # including the excluded runs; None if there are none
     excluded: list[Excluded]
     started: list[int]
+    run_again: list[int]  # how many interrupted runs the race has run again, warm-ups too
     steps: list[int | None]  # None if the runs of the arm differ
     plan: Looks | None
     differences: list[Difference]
@@ -115,6 +120,7 @@ class Options:
     on: str | None = None  # a key of questions.QUESTIONS; None for the plan's question, or time
     earlier_weight: float = 1.0  # factor by which earlier races of these arms lower alpha
     unplanned_look: bool = False  # whether the race had an interim analysis that was not planned
+    run_again: Sequence[int] = (0, 0)  # how many runs of each arm the race has run again
     names: Sequence[str] = ("A", "B")  # names of the baseline and the candidate
 
 
@@ -151,7 +157,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     metric = metric_of(row for rows in arms for row in rows)
     margin, margin_source = target.margin_of(track, metric)
     if (chosen := _first(given.loss_margin_nats, target.planned_margin(plan, metric))) is not None:
-        margin, margin_source = chosen, "as planned" if given.loss_margin_nats is None else "as given"
+        margin, margin_source = chosen, "from the plan" if given.loss_margin_nats is None else "as given"
     loss_by = target_val_loss, target.p_value_of(track), margin
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
     comparison: Comparison = {
@@ -159,7 +165,15 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
         "val_loss": effects.val_loss(
-            (a_rows, b_rows), *loss_by, given.identical_losses, force, answer, given.names, given.losses_ids, designed
+            (a_rows, b_rows),
+            *loss_by,
+            given.identical_losses,
+            force,
+            answer,
+            given.names,
+            given.losses_ids,
+            designed,
+            alpha,
         ),
         "verdict": "",  # filled in by _decide(), as are words and answers
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
@@ -174,11 +188,15 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         "time_all": effects.time(arms, *judged_by) if excluded and shown else None,
         "excluded": excluded,
         "started": [len(a_rows), len(b_rows)],
+        "run_again": list(given.run_again),
         "earlier_weight": given.earlier_weight,
         "steps": [_common([rows], "num_steps") for rows in counted],
-        "plan": {"looks": looks, "alpha": alpha} if looks else None,
+        "plan": None,
         "differences": list(given.differing),
     }
+    if looks:
+        is_sequential = bool(plan.get("sequential"))
+        comparison["plan"] = Looks(looks=looks, alpha=alpha, name=plan.get("name"), sequential=is_sequential)
     comparison["flags"] += _flags(comparison, (a_rows, b_rows), arms, given)
     loss, has_times = comparison["val_loss"], comparison["comparable"]
     loss["margin_source"] = margin_source
@@ -252,9 +270,10 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "outliers-contradict": comparison["comparable"] and effects.rests_on_clipping(comparison["time"]),
         "baseline-unsteady": effects.differs_from_itself(comparison["time"]),
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
-        "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
+        "without-its-plan": not plan and any(row["race_id"] not in (None, CALIBRATION) for row in rows),
         "not-at-a-planned-look": plan is not None and (a != b or a not in plan["looks"]),
         "unplanned-look": given.unplanned_look,
+        "run-again": max(given.run_again) - min(given.run_again) > MAX_ONE_SIDED,
     }
     return [flag for flag, holds in flags.items() if holds]
 

@@ -1,9 +1,10 @@
 """Words comparisons for text, pages and CSV: names of measures, cells of tables, the verdict as a sentence."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.base import text_table
+from bench.base import stats, text_table
 from bench.base.metric import Metric, named
 from bench.compare import clocks, effects
 
@@ -16,15 +17,15 @@ MEASURES = {  # {key of a Comparison: (name, key of the means, their unit, decim
 }
 FLAGS = {  # {flag of a Comparison: its meaning}
     "imported": "another harness timed these runs and wrote their logs",
-    "session-unknown": "nothing says that both arms ran in one session",
-    "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
+    "session-unknown": "whether both arms ran in one session is unknown",
+    "order-confounded": "the arms were not interleaved, so that a drift of the machine looks like a change",
     "runs-overlap": "runs overlap in time, so more than one machine ran them",
     "order-unknown": "whether the arms were interleaved is unknown",
-    "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {effects.MIN_FLOOR_PCT:g} % is assumed",
-    "n=1": "one run has no spread: no verdict",
-    "no-spread": "identical times in each arm: not measured? no verdict",
+    "uncalibrated": f"this session has no ./run.sh calibrate: a noise floor of {effects.MIN_FLOOR_PCT:g} % is assumed",
+    "n=1": "a single run has no spread, so there is no verdict",
+    "no-spread": "the times within an arm are identical, so probably not measured: no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
-    "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
+    "suspect-runs": "some runs are suspect, most often disturbed by the machine; too few others remain to exclude them",
     "software-differs": "the arms' scripts have their own interpreters, with another torch, CUDA or NCCL",
     "data-unknown": "the arms' scripts brought data of their own, which were not checked",
     "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
@@ -34,17 +35,18 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     clocks.MORE_BESIDE: "the candidate takes longer before or after its clock, where it may have trained",
-    "one-compilation": "the runs of an arm share a compilation, whose luck looks like a change: use compilations=3",
+    "one-compilation": "the runs of an arm share one compilation, and its luck looks like a change: use compilations=3",
     "outliers-contradict": "the change has the other sign once outlying runs count in full",
     "baseline-unsteady": "the baseline differs from itself: its runs in even rounds from those in odd ones",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
-    "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
-    "mixed-code": "an arm mixes runs of different code, or of identity versions, so that their code cannot be compared",
-    "open-division": "runs that change what their track fixes",
+    "tokens-differ": "the arms use different numbers of tokens per step to reach the same target",
+    "mixed-code": "an arm mixes runs of different code, or records whose code identities cannot be compared",
+    "open-division": "some runs change what their track fixes",
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
-    "without-its-plan": "runs of a race, compared without its plan: name the race instead",
-    "unplanned-look": "an interim look that is not in the race's plan: the verdict is not evidence",
+    "without-its-plan": "these runs of a race are compared without its plan: name the race instead",
+    "unplanned-look": "someone looked at an interim state that the plan does not foresee: the verdict is not evidence",
+    "run-again": "{} runs of the baseline and {} of the candidate were interrupted and run again, perhaps the bad ones",
     "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
     "forced": "numbers were requested although the runs are not comparable",
 }
@@ -88,8 +90,14 @@ def cells(comparison: Mapping[str, Any], key: str) -> list[str]:
         p_text(measure.get("p") if measure.get("p_holm") is None else measure["p_holm"]),
         ", ".join(map(str, measure["n"])),
         ", ".join("-" if cv is None else f"{cv:.2f}" for cv in cvs_pct),
-        mde_text(measure.get("mde_pct")),
+        loss_mde_text(measure) if key == "val_loss" else mde_text(measure.get("mde_pct")),
     ]
+
+
+def loss_mde_text(loss: Mapping[str, Any]) -> str:
+    """Returns the MDE of a Loss in its unit, "" if it is not known."""
+    mde, unit = loss.get("mde"), metric_of(loss).unit
+    return "" if mde is None else f"{mde:.2g} {unit}".rstrip()
 
 
 def mde_text(mde_pct: float | None) -> str:
@@ -130,11 +138,12 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
         lines.append(f"mean {metric.name} {metric.better} {loss['target']:g}, {needed}: {', '.join(tests)}")
     way = "rise" if metric.sign > 0 else "fall"
     rise, p = f"a {way} of {loss['margin']:g} {metric.unit}".rstrip(), p_sentence(loss.get("p_not_worse"))
+    wider = "" if loss["margin"] or metric.margin is not None else "; margin=NUMBER allows a small one"
     sentences = {
-        "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
+        "waived": "the losses of both arms are bit-identical: there is nothing to test",
         "not_worse": f"{arms[1]}'s {metric.name} is not worse: {rise} is excluded ({p})",
-        "worse": f"{arms[1]}'s {metric.name} is worse, and {rise} is not excluded",
-        "inconclusive": f"not shown that {arms[1]}'s {metric.name} is not worse: {rise} is not excluded ({p})",
+        "worse": f"{arms[1]}'s {metric.name} is worse throughout the 95 % interval, and {rise} is not excluded",
+        "inconclusive": f"not shown that {arms[1]}'s {metric.name} is not worse: {rise} is not excluded ({p}){wider}",
     }
     lines += [sentences[loss["verdict"]]] if loss["verdict"] in sentences else []
     return lines + list(loss.get("remarks") or ())
@@ -171,7 +180,7 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
     if verdict == "not_comparable":
         return str(loss["reasons"][0])
     if loss["verdict"] == "waived":
-        return f"the losses of {b} are those of {a}, bit for bit"
+        return f"{b}'s losses are bit-identical to {a}'s"
     if loss["p"] is None:
         n = f"n = {loss['n'][0]} and {loss['n'][1]}"
         return f"no verdict: the losses have no spread to judge by ({n} different seeds and trajectories)"
@@ -179,13 +188,54 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
         return _not_at_a_look(comparison)
     metric = metric_of(loss)
     unit = f" {metric.unit}" if metric.unit else ""
-    numbers = _numbers(loss, interval(loss["ci95"], 5, unit))
+    mde, alpha = loss_mde_text(loss), comparison["time"]["alpha"]
+    numbers = _numbers(loss, interval(loss["ci95"], 5, unit), alpha)
     change = f"{loss['change']:+.5f}{unit} of {metric.name}"
     if verdict in ("better", "worse"):
         return f"{b} is {verdict} than {a}: {change} ({numbers})"
     if verdict == "equivalent":
         return f"{b} is as good as {a}: {change} is inside the margin of {loss['margin']:g}{unit} ({numbers})"
-    return f"{b} against {a}: {change} ({numbers})"
+    p = loss["p"] if loss.get("p_holm") is None else loss["p_holm"]
+    more = ""
+    if mde and verdict == "inconclusive" and p >= alpha:
+        more = f"; {_detects(comparison, mde, loss['change'], loss['sd'])}"
+        if p < stats.ALPHA:  # the interval excludes 0, and yet it is not enough
+            more = f"; p must be below {apart(alpha, p)} here{_why_alpha(comparison)}{more}"
+    return f"{b} against {a}: {change} ({numbers}){more}"
+
+
+def _why_alpha(comparison: Mapping[str, Any]) -> str:
+    """Returns why p must be below less than the usual 0.05, in parentheses."""
+    plan, weight = comparison.get("plan") or {}, comparison.get("earlier_weight", 1.0)
+    whys = ["half of the study's, which also asks for the time to the same loss"] * (plan.get("name") == "study")
+    whys += [f"earlier races of these arms left {100 * weight:.0f} % of it"] * (weight < 1)
+    whys += ["its looks share it"] * (len(plan.get("looks") or ()) > 1 and not plan.get("sequential"))
+    return f" ({', '.join(whys or ['the alpha of its plan'])})"
+
+
+def _detects(comparison: Mapping[str, Any], mde: str, difference: float, sds: Sequence[float | None]) -> str:
+    """Returns the smallest change that these runs can detect, and how to detect one of the size that was measured."""
+    least, plan, time = (
+        f"these runs can only detect changes above {mde} (MDE, 80 % power)",
+        comparison["plan"],
+        comparison["time"],
+    )
+    if not plan:
+        return f"{least}: add runs to detect smaller ones"
+    alpha, spreads = time["alpha"] * math.exp(effects.log_left(time)), [sd for sd in sds if sd is not None]
+    sd = math.sqrt(stats.mean(sd * sd for sd in spreads)) if len(spreads) == len(sds) else None
+    n = None if plan.get("sequential") else stats.needed_n(difference, sd, alpha)
+    again = (
+        f"race again with n={n} to detect one of this size" if n else "a new race needs far more runs from the start"
+    )
+    return f"{least}: {again}, at the alpha of {text_table.two_digits(alpha)} that this one leaves"
+
+
+def apart(number: float, other: float) -> str:
+    """Returns a number with the digits, two or more, that tell it from another one."""
+    return next(
+        (f"{number:.{num}g}" for num in range(2, 7) if f"{number:.{num}g}" != f"{other:.{num}g}"), f"{number:g}"
+    )
 
 
 def _sentence_of_steps(comparison: Mapping[str, Any], verdict: str) -> str:
@@ -195,7 +245,7 @@ def _sentence_of_steps(comparison: Mapping[str, Any], verdict: str) -> str:
         return f"steps to the target: {means}, not compared: {steps['why']}"
     if "not-at-a-planned-look" in comparison["flags"]:
         return _not_at_a_look(comparison)
-    p = "every run of an arm takes as many" if steps["p"] is None else f"p = {steps['p']:.2g}"
+    p = "the same number in every run" if steps["p"] is None else f"p = {steps['p']:.2g}"
     phrases = {"better": "fewer steps than", "worse": "more steps than", "equivalent": "as many steps as"}
     compared = f"{b} needs {phrases[verdict]} {a}" if verdict in phrases else f"{b} against {a}"
     return f"{compared} to the target: {means} ({p})"
@@ -204,7 +254,7 @@ def _sentence_of_steps(comparison: Mapping[str, Any], verdict: str) -> str:
 def _not_at_a_look(comparison: Mapping[str, Any]) -> str:
     looks = ", ".join(map(str, comparison["plan"]["looks"]))
     started = " and ".join(map(str, comparison["started"]))
-    return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
+    return f"no verdict: {started} runs were started, but the plan looks at {looks} per arm"
 
 
 def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
@@ -226,22 +276,22 @@ def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
         return f"{b} is as fast as {a}: {change} is inside the margin of {time['margin_pct']:g} % ({numbers})"
     if verdict == "not_interleaved":
         unknown = "session-unknown" in comparison["flags"]
-        by = f"the {text_table.two_digits(time['drift_pct'])} % that repeats of one code differ by"
+        by = f"the {text_table.two_digits(time['drift_pct'])} % by which repeats of the same code differ"
         drift = f"widened by {by} {'between sessions' if unknown else 'within a session'}"
         edges = interval(time["ci95_pct"], 2, " %")
         return f"{b} against {a}: {change} (interval {edges}, {drift}): ./run.sh race interleaves them"
     return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(comparison)}"
 
 
-def _numbers(measure: Mapping[str, Any], edges: str) -> str:
-    p_holm = "" if measure.get("p_holm") is None else f", {measure['p_holm']:.2g} after Holm"
+def _numbers(measure: Mapping[str, Any], edges: str, alpha: float) -> str:
+    p_holm = "" if measure.get("p_holm") is None else f", {apart(measure['p_holm'], alpha)} after Holm"
     n = f"n = {measure['n'][0]} and {measure['n'][1]}"
-    return f"95 % interval {edges or 'unbounded'}, p = {measure['p']:.2g}{p_holm}, {n}"
+    return f"95 % interval {edges or 'unbounded'}, p = {apart(measure['p'], alpha)}{p_holm}, {n}"
 
 
 def _time_numbers(time: Mapping[str, Any]) -> str:
     """Returns interval, p and n, and the sign-flip test if it contradicts the test that decides."""
-    numbers, p_flips = _numbers(time, interval(time["ci95_pct"], 2, " %")), time.get("p_flips")
+    numbers, p_flips = _numbers(time, interval(time["ci95_pct"], 2, " %"), time["alpha"]), time.get("p_flips")
     if p_flips is None or (time["p"] < time["alpha"]) == (p_flips < time["alpha"]):
         return numbers
     return f"{numbers}; a sign-flip test over {time['rounds']} rounds disagrees, p = {p_flips:.2g}"
@@ -264,7 +314,7 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
     sentences = []
     if source := loss.get("margin_source"):
         metric = metric_of(loss)
-        sentences.append(f"margin of {metric.name}: {loss['margin']:g} {metric.unit}".rstrip() + f", {source}")
+        sentences.append(f"margin for {metric.name}: {loss['margin']:g} {metric.unit}".rstrip() + f" ({source})")
     if num_rounds := time.get("rounds"):
         clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
         sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")
@@ -274,7 +324,7 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
         sentences.append(f"{name} against itself, even and odd rounds: {again['change_pct']:+.2f} % ({edges})")
     if (weight := comparison.get("earlier_weight", 1.0)) < 1:
         alpha = f"alpha is {text_table.two_digits(time['alpha'])}"
-        sentences.append(f"{alpha}: earlier races of these arms leave {100 * weight:.0f} % of it")
+        sentences.append(f"{alpha}: earlier races of these arms have left {100 * weight:.0f} % of it")
     return sentences
 
 
@@ -301,27 +351,28 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
         why = "time that only one arm spends outside its own clock is part of the difference"
         return f"by the launcher's clock {outside_text(time['outside'])}: {why}"
     if len(comparison["excluded"]) == 0 and comparison.get("all_disturbed"):
-        return "the machine disturbed every run: run again on a quiet machine"
+        return "disturbed runs cannot tell: repeat on a quiet machine"
     if effects.rests_on_clipping(time):
         return f"it is {time['unclipped_pct']:+.2f} % once outlying runs count in full"
     floor = text_table.two_digits(time["floor_pct"])
     if time["floor_pct"] > time["margin_pct"]:
         coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"
-        return f"{coarse}: measure on a quiet machine, calibrate again"
+        return f"{coarse}: measure on a quiet machine and calibrate again"
     if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
         return f"the difference is not beyond the noise floor of {floor} %"
     mde = mde_text(time["mde_pct"]).removeprefix("over ")
-    return f"these runs can only detect changes above {mde} (MDE, 80 % power): add runs to detect smaller ones"
+    cvs_pct = time.get("cv_pct") or [None]
+    return _detects(comparison, mde, math.log1p(time["change_pct"] / 100), [cv and cv / 100 for cv in cvs_pct])
 
 
 def _losses_sentence(comparison: Mapping[str, Any]) -> str:
     """Returns why the times are not comparable, and what the losses show nevertheless."""
-    (a, b), loss, why = comparison["arms"], comparison["val_loss"], str(comparison["reasons"][0])
+    (_, b), loss, why = comparison["arms"], comparison["val_loss"], str(comparison["reasons"][0])
     findings = {
-        "waived": f"{b} has those of {a}, bit for bit",
+        "waived": "bit-identical in both arms",
         "not_worse": f"{b} is no worse",
         "worse": f"{b} is worse",
-        "inconclusive": f"whether {b} is worse is open",
+        "inconclusive": f"not shown whether {b} is worse",
     }
     if loss["verdict"] not in findings:
         return why

@@ -130,6 +130,9 @@ def refusals(arguments: list[str]) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         text = one_line(error)
+        if "HydraConfig was not set" in text:
+            key = text.partition("full_key: ")[2].partition(",")[0]
+            text = f"{key}: ${{hydra:...}} has no value yet when settings are composed: write the value"
         for choice, package in PLUGINS.items():
             if f"'{choice}'" in text:
                 remedy = f"pip install {package} (docs/race.md)"
@@ -216,7 +219,7 @@ def _check_group(override: Any) -> None:
             near = f"it is a rung of the ladder: write experiment={name}, or model.arch={name} for its model alone; "
         if group == "experiment" and re.fullmatch(r"r\d\d", str(name)):
             near = "not every record is a rung of the ladder (docs/reference/ladder.md); "
-        own = "; docs/own.md adds one of yours" if group in ("model", "optim", "data", "track") else ""
+        own = "; docs/own.md says how to add yours" if group in ("model", "optim", "data", "track") else ""
         raise ValueError(f"{word}: there is no {kind} {name!r}; {near}choose from {', '.join(choices(group))}{own}")
 
 

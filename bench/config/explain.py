@@ -118,13 +118,17 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
     """Returns the help of a setting or group, given its key or the key's last part. Raises ValueError if unknown."""
-    settings, wanted = meanings.settings(), word.replace("/", ".")
-    sections = (key.rpartition(".")[0] for key in settings if "." in key)
-    keys = dict.fromkeys(key.replace("/", ".") for key in [*settings, *meanings.groups(), *groups.GROUPS, *sections])
-    meant = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
+    wanted = word.replace("/", ".")
+    for own in (False, True):  # the files of the user's own optimizers are imported only where they may matter
+        settings = meanings.settings(own)
+        names = [*settings, *meanings.groups(), *groups.GROUPS, *(key.rpartition(".")[0] for key in settings)]
+        keys = dict.fromkeys(name.replace("/", ".") for name in names if name)
+        meant = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
+        if meant and not any(key.startswith("optim") for key in meant):
+            break
     if not meant:
-        guess, names = groups.did_you_mean(wanted, keys), ", ".join(groups.GROUPS)
-        raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {names}")
+        guess, known = groups.did_you_mean(wanted, keys), ", ".join(groups.GROUPS)
+        raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {known}")
     now = Origins(overrides, machine)
     texts = (_setting_text(settings[key], now) if key in settings else _group_text(key, settings, now) for key in meant)
     return "\n\n".join(texts)

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import re
+from pathlib import PurePath
 from typing import Any
 
 from bench.config import schema
@@ -46,7 +47,18 @@ def _settings(config: schema.Config) -> tuple[dict[str, Any], ...]:
     untimed = as_asked | {
         "instruments": {name: chosen | UNTIMED.get(name, {}) for name, chosen in config.instruments.items()}
     }
-    return untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}, untimed, as_asked
+    any_repeats = untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}
+    return any_repeats | {"script": _in_any_folder(as_asked["script"])}, any_repeats, untimed, as_asked
+
+
+def _in_any_folder(script: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Returns a script's settings with the last part of the paths of script.root and what lies there, as in any clone.
+
+    The code below the root is hashed by source_sha256.
+    """
+    if script is None or script["root"] is None:
+        return script
+    return script | {key: script[key] and PurePath(script[key]).name for key in ("root", "dialect")}
 
 
 def _hashed(values: dict[str, Any]) -> dict[str, Any]:

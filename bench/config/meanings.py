@@ -20,8 +20,9 @@ import yaml
 
 from bench.base.reading import plain_file
 from bench.config import overrides, schema
-from bench.config.groups import LISTS, choices, path_of
-from bench.config.typed import KINDS, allowed, default_of, parts_of, row_class, variant, variants
+from bench.config.groups import LISTS, choices, path_of, values_of
+from bench.config.typed import KINDS, allowed, default_of, parts_of, row_class, variant, variant_of, variants
+from bench.config.user_code import is_import_path
 
 UNITS = {  # {the last part of a setting's name: its unit}
     "s": "seconds",
@@ -90,23 +91,32 @@ class Setting:
     def unit(self) -> str | None:
         """The unit as text; None for a setting that has no unit or is no number."""
         last = self.key.rpartition(".")[2].removeprefix("val_every_").removeprefix("gc_every_")
-        has_one = "number" in self.allowed and not re.match("num_|.*_per_", last)
+        kind = "whole number" if last.endswith(("step", "steps")) else "number"
+        has_one = kind in self.allowed and not re.match("num_|.*_per_", last)
         return UNITS.get(last.rpartition("_")[2]) if has_one else None
 
 
-def settings() -> dict[str, Setting]:
-    """Returns {key: setting} of every setting that some run can have, in the schema's order."""
+def settings(own: bool = False) -> dict[str, Setting]:
+    """Returns {key: setting} of every setting that some run can have, in the schema's order.
+
+    own: also of the user's own optimizers and schedules, which imports their files. Raises ValueError if one fails.
+    """
     by_key: dict[str, Setting] = {}
     cluster_settings = _settings_of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
-    for setting in [*_settings_of_class(schema.Config, ""), *_settings_of_lists(), *cluster_settings]:
-        before = by_key.setdefault(setting.key, setting)
-        if before is not setting:
-            by_key[setting.key] = dataclasses.replace(before, brought_by=before.brought_by + setting.brought_by)
+    for setting in [*_settings_of_class(schema.Config, "", own=own), *_settings_of_lists(), *cluster_settings]:
+        if (before := by_key.setdefault(setting.key, setting)) is not setting:
+            also = f"; with {' or '.join(setting.brought_by)}: "  # the user's own class may mean something else by it
+            by_key[setting.key] = dataclasses.replace(
+                before,
+                meaning=before.meaning + f"{also}{setting.meaning}" * (setting.meaning != before.meaning),
+                allowed=before.allowed + f"{also}{setting.allowed}" * (setting.allowed != before.allowed),
+                brought_by=before.brought_by + setting.brought_by,
+            )
     return by_key
 
 
 def _settings_of_class(
-    cls: Any, path: str, brought_by: tuple[str, ...] = (), omitted: Iterable[str] = ()
+    cls: Any, path: str, brought_by: tuple[str, ...] = (), omitted: Iterable[str] = (), own: bool = False
 ) -> Iterator[Setting]:
     """Yields the settings of a dataclass and of those in it. omitted: names of fields to omit."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
@@ -115,18 +125,22 @@ def _settings_of_class(
         if field.name in omitted or key in LISTS:
             continue
         if not dataclasses.is_dataclass(hint):
-            yield Setting(key, comments[field.name], allowed(hints[field.name]), default_of(field), brought_by)
+            yield Setting(key, comments.get(field.name, ""), allowed(hints[field.name]), default_of(field), brought_by)
             if row := row_class(hints[field.name]):  # a table: its rows are those of the yaml that has it
                 group, _, choice = brought_by[0].partition("=")
                 rows = yaml.safe_load(path_of(group, choice).read_text())[field.name]
                 for name, values in rows.items():
                     yield from _settings_of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
             continue
-        yield from _settings_of_class(hint, f"{key}.")
-        shared = {field.name for field in dataclasses.fields(hint)}
-        for name in variants(hint):
-            choice = f"{key.replace('.', '/')}={name}"
-            yield from _settings_of_class(variant(hint, name), f"{key}.", (choice,), shared)
+        yield from _settings_of_class(hint, f"{key}.", own=own)
+        shared, names = {field.name for field in dataclasses.fields(hint)}, {name: name for name in variants(hint)}
+        group = key.replace(".", "/")
+        if own and names:
+            named = {choice: str(values_of(group, choice).get("name")) for choice in choices(group)}
+            names |= {choice: name for choice, name in named.items() if is_import_path(name)}
+        for choice, name in names.items():
+            chosen = variant_of(hint, {"name": name}, f"{key}.")
+            yield from _settings_of_class(chosen, f"{key}.", (f"{group}={choice}",), shared)
 
 
 def _settings_of_lists() -> Iterator[Setting]:

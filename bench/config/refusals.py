@@ -1,9 +1,9 @@
 """Refuses settings that contradict each other in a resolved config, and names a remedy."""
 
-import re
 from typing import Any, NoReturn
 
 from bench.base.metric import COMPUTED, METRICS, VAL_LOSS
+from bench.base.reading import patterns
 from bench.config import schema
 from models.stages import Stage
 
@@ -74,11 +74,11 @@ def _check_metric(goal: schema.GoalConfig, is_script: bool) -> None:
             refuse(f"goal.{name}", value, f"{metric.name} already defines it: remove it, or name a metric of your own")
     if goal.metric_pattern is not None:
         try:
-            groups = set(re.compile(goal.metric_pattern).groupindex)
+            groups = set(patterns.compiled(goal.metric_pattern).groupindex)
             is_right = "value" in groups <= {"value", "step"}
             why = "" if is_right else "it needs the group (?P<value>...), and may have (?P<step>...)"
-        except re.error as error:
-            why = f"it is not a regular expression ({error})"
+        except ValueError as error:
+            why = f"it {error}"
         if why:
             refuse("goal.metric_pattern", goal.metric_pattern, why)
     if metric not in METRICS.values() and goal.metric_pattern is None and is_script:

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from bench.base.metric import DIRECTIONS, VAL_LOSS, Metric, named
 from bench.base.reading import yaml_file
 from bench.base.reading.damage import reading_record
+from bench.config import typed
 from bench.config.typed import AtLeast1, Name, Repository, ShardNumbers, between
 from bench.config.typed import build as build
 from models import optimizers
@@ -248,7 +249,7 @@ class TrackRules:
     nats_per_100_steps: Positive = 0.0045  # with statistic=z: the nats that 100 steps are worth (judge --against)
     # changes of run time that are shown to be smaller than this are equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
-    # the largest alpha of a race on a track that fixes something; a plan may be stricter
+    # the highest significance level that a race may have, if the track has fixed settings
     alpha: Annotated[float, Range(lambda value: 0 < value < 0.5, "between 0 and 0.5")] = 0.05
     # the largest rise of the mean val_loss that still counts as not worse; for other metrics see bench/base/metric.py
     loss_margin_nats: Annotated[float, Range(lambda nats: nats > 0, "above 0")] = 0.002
@@ -261,7 +262,7 @@ class TrackRules:
 
 @dataclass(kw_only=True)
 class TrackConfig:
-    name: str  # a file of conf/track/; a run can change none of its rules but repeats
+    name: str  # a file of conf/track/; of the track's settings, a run can change only repeats
     about: str  # the track in a sentence
     repeats: PositiveInt  # how many runs ./speedrun.sh makes and a record needs, each with a fresh seed
     # level of the one-sided t test of the mean val_loss against the target
@@ -319,13 +320,19 @@ def read(folder: Path | str, secrets: Iterable[tuple[list[Any], Any]] = ()) -> C
     """
     path = Path(folder) / "config.yaml"
     with reading_record(path):
-        values = upgraded(yaml_file.read(path))
+        values = upgraded(yaml_file.recorded(path))
         for keys, value in secrets:
             part = values
             for key in keys[:-1]:
                 part = part[key]
             part[keys[-1]] = value
         return build(Config, values)
+
+
+def recorded(folder: Path | str) -> Config:
+    """Returns read() of a run folder whose user's own classes need not be here, and are not loaded."""
+    with typed.without_own_code():
+        return read(folder)
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:

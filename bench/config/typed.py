@@ -4,6 +4,8 @@ A dataclass with a PACKAGE has variants: the class Config of each file in that p
 class of the user's own that extends it.
 """
 
+import contextlib
+import contextvars
 import copy
 import dataclasses
 import importlib
@@ -15,12 +17,14 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated
 
-from bench.config import user_code
+from bench.base.paths import CONF, shown
+from bench.config import groups, user_code
 from models.settings import Range
 
 T = typing.TypeVar("T")
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
 GROUP = "a group of settings, KEY: VALUE"
+_loads_own = contextvars.ContextVar("loads_own", default=True)
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
 
 
@@ -53,7 +57,7 @@ Name = Annotated[
 def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
     """Builds a cls from a nested dict. Raises ValueError for an unknown or missing key, a wrong type or range."""
     check_names(cls, values, path)
-    chosen = _variant(cls, values, path)
+    chosen = variant_of(cls, values, path)
     hints = typing.get_type_hints(chosen, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(chosen)}
     arguments = {}
@@ -61,7 +65,9 @@ def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
         if values.get(name, MISSING) != MISSING:
             arguments[name] = checked(f"{path}{name}", values[name], hints[name])
         elif name in values or default_of(fields[name]) == MISSING:
-            raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE, or choose a track that sets it")
+            own = user_code.is_import_path(values.get("name"))
+            other = "a line of its yaml or a default in its class" if own else "choose a track that sets it"
+            raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE, or {other}")
     try:
         return typing.cast(T, chosen(**arguments))
     except ValueError as error:  # from __post_init__, which checks settings against each other
@@ -70,19 +76,27 @@ def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
 
 def check_names(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> None:
     """Raises ValueError for the first key that is no field of cls, or of the class that values["name"] chooses."""
-    names = [field.name for field in dataclasses.fields(_variant(cls, values, path))]
+    names = [field.name for field in dataclasses.fields(variant_of(cls, values, path))]
     for key in values:
         if key not in names:
             problem = f"unknown setting {path}{key}={values[key]}: "
             if user_code.is_import_path(str(values.get("name"))):
-                example = "its yaml sets these and no others, as the one that ./run.sh init writes (docs/own.md)"
-                raise ValueError(f"{problem}{path}name={values['name']} takes {', '.join(names)}; {example}")
+                takes = f"{groups.did_you_mean(key, names)}{path}name={values['name']} takes {', '.join(names)}"
+                raise ValueError(f"{problem}{takes}; {_yaml_with(key, path)} may set no other (docs/own.md)")
             raise ValueError(f"{problem}{path.rstrip('.') or 'the config'} has {', '.join(names)}")
+
+
+def _yaml_with(key: str, path: str) -> str:
+    """Returns the user's yaml that sets a key of a group, "its yaml" if none or several do."""
+    group = path.rstrip(".").replace(".", "/")
+    own = [name for name in groups.choices(group) if not groups.path_of(group, name).is_relative_to(CONF)]
+    files = [groups.path_of(group, name) for name in own if key in groups.values_of(group, name)]
+    return shown(files[0]) if len(files) == 1 else "its yaml"
 
 
 def filled(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> dict[str, typing.Any]:
     """Returns a copy of a yaml's nested values with all settings of cls; missing ones have their default or MISSING."""
-    cls, whole = _variant(cls, values, path), dict(values)
+    cls, whole = variant_of(cls, values, path), dict(values)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         plain, _, _ = parts_of(hints[field.name])
@@ -147,13 +161,16 @@ def variant(cls: typing.Any, name: str) -> typing.Any:
     return importlib.import_module(f"{cls.PACKAGE}.{name}").Config
 
 
-def _variant(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> typing.Any:
+def variant_of(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> typing.Any:
     """Returns the variant that values["name"] chooses; cls itself without variants or a name."""
     name = values.get("name", MISSING)
     names = variants(cls) if name != MISSING else []
     if not names:
         return cls
     if user_code.is_import_path(name):
+        if not _loads_own.get():
+            added = [(key, object) for key in values if key not in {field.name for field in dataclasses.fields(cls)}]
+            return dataclasses.make_dataclass(cls.__name__, added, bases=(cls,), kw_only=True)
         own = user_code.load(f"{path}name", name)
         if not issubclass(own, cls):
             raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {cls.PACKAGE}")
@@ -164,6 +181,16 @@ def _variant(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> 
         folder = cls.PACKAGE.replace(".", "/")
         raise ValueError(f"{path}name={name}: there is no {folder}/{name}.py; choose from {', '.join(names)}")
     return variant(cls, name)
+
+
+@contextlib.contextmanager
+def without_own_code() -> Iterator[None]:
+    """Within the block no class of the user's own is loaded: a dataclass with its name accepts any other settings."""
+    token = _loads_own.set(False)
+    try:
+        yield
+    finally:
+        _loads_own.reset(token)
 
 
 def default_of(field: dataclasses.Field[typing.Any]) -> typing.Any:
@@ -228,7 +255,7 @@ def parts_of(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:
 def host_and_port(rendezvous: str | None) -> tuple[str, int]:
     """Splits hardware.rendezvous into (host, port). Raises ValueError if it is not HOST:PORT."""
     host, _, port = (rendezvous or "").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         remedy = "use HOST:PORT, an address of the node that makes the record and a free port there, 10.0.0.1:29600"
         raise ValueError(f"hardware.rendezvous={rendezvous}: {remedy}")
     return host.strip("[]"), int(port)

@@ -37,7 +37,8 @@ RELATIVE = "a record keeps the name and no private path: write it relative to th
 MAX_FILES, MAX_DEPTH = 400, 4  # limits of the sources of a script without a root
 MAX_ROOT_FILES = 4000  # sources below a root; more are refused
 MAX_BYTES = 2**20  # size of a source file
-_FOLDERS = f"hidden folders, environments, and those folders {', '.join((*APART, *OUTPUTS))} that are no package"
+_NAMES = ", ".join((*APART, *OUTPUTS))
+_FOLDERS = f"hidden folders, environments, results folders, and those folders {_NAMES} that are no package"
 EXCLUDED = (
     f"files but {', '.join(SUFFIXES)} (and {', '.join(TEXTS)} beside the script), of more than {MAX_BYTES} bytes, "
     f"the {MAX_FILES + 1}th and later ones, folders deeper than {MAX_DEPTH}, {_FOLDERS}"
@@ -159,7 +160,7 @@ def line_of(error: BaseException) -> str:
     while frame is not None:
         path = Path(frame.tb_frame.f_code.co_filename)
         folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
-        if folder and not (path.is_relative_to(REPO) or path.is_relative_to(CODE)):
+        if folder and "site-packages" not in path.parts and not any(map(path.is_relative_to, (REPO, CODE))):
             place = f" ({path.relative_to(folder)}, line {frame.tb_lineno})"
         frame = frame.tb_next
     return place
@@ -303,13 +304,16 @@ def is_searched(folder: Path) -> bool:
 
 
 def is_linked(path: Path) -> bool:
-    """Returns whether the script may find this path: not the outputs of earlier runs, which it would overwrite."""
+    """Returns whether the script may find this path: not the outputs of earlier runs, which it would overwrite.
+
+    A results folder of any name is such an output: a run that was killed leaves copies of the sources in it.
+    """
     if path.name.startswith("."):
         return False
     if not path.is_dir() or _is_package(path):
         return True
     is_output = path.name in OUTPUTS or path.name.startswith("out-")  # nanoGPT's out-shakespeare-char
-    return not is_output and not (path / "pyvenv.cfg").exists()
+    return not is_output and not any((path / name).exists() for name in ("pyvenv.cfg", "ledger.jsonl"))
 
 
 def _is_package(folder: Path) -> bool:

@@ -63,11 +63,6 @@ class Loader:
         self._error: BaseException | None = None
         self._start(0)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of one epoch."""
-        return self._stream.num_tokens
-
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (tokens_BT, targets_BT), int64 on the device. They are not reused, so the caller may keep them."""
         if self._left == 0:

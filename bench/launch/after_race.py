@@ -64,8 +64,8 @@ def line(run: Mapping[str, Any]) -> str | None:
     if not look.get("next"):
         return None
     first = look["next"][0]
-    gain = f"at most {format_ms(first['gain_ms'])} of a profiled step of {format_ms(look['step_ms'])}"
-    return f"where the next millisecond is: {first['place']}, {gain}; ./run.sh explain {run['run_id']}"
+    gain = f"at most {format_ms(first['gain_ms'])} of {format_ms(look['step_ms'])} per step"
+    return f"largest possible gain: {gain}, {first['place']}; ./run.sh explain {run['run_id']} shows all"
 
 
 def warning(error: str) -> Section:

@@ -32,7 +32,8 @@ class Confined:
 
     INPUTS: tuple[str, ...] = ("config.yaml", "run.json", "events.jsonl")
     NOTES = re.compile(  # no pages: a browser would run what ranks write there
-        r"steps\.csv|events\.jsonl|telemetry\.csv|checkpoint/weights\.safetensors|\.(result|progress)\.tmp"
+        r"steps\.csv|events\.jsonl|telemetry\.csv|checkpoint/weights\.safetensors"
+        r"|\.(result|progress|rank\d+\.opened)\.tmp"
         r"|logs/(rank\d+\.(log|(failure|flight)\.json)|flight_rank\d+|gpus\.log)"
         r"|traces/([\w-]+/)?[\w.-]+\.(json|json\.gz|txt|md|pickle)|memory/[\w.-]+\.(rss\.json|pickle)"
     )

@@ -20,7 +20,7 @@ from bench.launch import after_race
 from bench.launch.progress import EdgePipe
 from bench.machine import environment, meters
 from bench.machine.meters import RunClock
-from bench.record import checkpoints, failures, ledger, outside_clock, run_folder, step_files, validity
+from bench.record import failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
 
@@ -122,7 +122,7 @@ def _read(
     private.redact_logs(folder, REPO)
     atomic.release(folder)
     if failure is None:
-        checkpoints.remove(folder)
+        run_folder.remove_checkpoints(folder)
     return rows, stalls
 
 
@@ -160,7 +160,7 @@ def _merge(
     run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)
     if earlier and failure is None:
         _close(run, earlier)
-    state = checkpoints.newest_state(folder) if failure and failure["kind"] == "preempted" else {}
+    state = run_folder.newest_checkpoint_state(folder) if failure and failure["kind"] == "preempted" else {}
     by_rank = run["measured"].get("train_s_by_rank")
     if edges and (failure is None or state):
         before_s = sum(segment["train_s"] for segment in earlier)
@@ -172,7 +172,8 @@ def _merge(
     clock_doubts = [("clock", doubt) for doubt in clock.doubts()]
     if failure is None and "clock" in run["referee"]:
         clock_doubts += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
-    run["doubts"] = measured.get("doubts", [])
+    of_files = [doubt for doubt in run.get("doubts", ()) if doubt["instrument"] == validity.FILES]
+    run["doubts"] = of_files + measured.get("doubts", [])
     run["doubts"] += [{"rank": None, "instrument": name, "doubt": doubt} for name, doubt in clock_doubts]
     run["warnings"] += measured.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO, results_root
 from bench.data.sources import datasets
-from bench.launch import allocation, finish, initial_record, ranks, ready, resume, summary
+from bench.launch import allocation, finish, initial_record, opened, ranks, ready, resume, summary
 from bench.launch.confined import Confined
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
@@ -31,7 +31,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine import environment, leases, processes
 from bench.machine.meters import CpuMeter, RunClock
 from bench.machine.signals import Interrupted, Signals, held, raise_interrupted
-from bench.record import checkpoints, failures, run_folder
+from bench.record import failures, run_folder
 from bench.record.exporters import dashboards
 from bench.record.shape import Section
 from bench.training.instruments import registry
@@ -284,11 +284,11 @@ class _Launch:
                 signals.check()
             return has_ended
         except Interrupted as error:
-            if not self._saved or str(error) not in checkpoints.WARNING_SIGNALS:
+            if not self._saved or str(error) not in run_folder.WARNING_SIGNALS:
                 raise
             self._warned_by = str(error)
             signals.heed()
-            (self._folder / checkpoints.WARNED).write_text(str(error))
+            (self._folder / run_folder.WARNED).write_text(str(error))
             say("run", f"{error}: the ranks write a checkpoint and end", always=True)
             return False
 
@@ -361,13 +361,15 @@ class _Launch:
             since_s, before_s = self._others
             lasted_s, others = time.monotonic() - since_s, processes.busiest_others(before_s)
             run["foreign_programs"] = [
-                {"name": private.redact(name, REPO), "cpu_cores": round(spent_s / lasted_s, 2)}
+                {"name": name, "cpu_cores": round(spent_s / lasted_s, 2)}
                 for name, spent_s in others
                 if spent_s > LEAST_CORES * lasted_s
             ]
         gone = finish.removed(folder, self._place)
         if self._confined and not gone:
             self._confined.collect()
+        if self._job.own_folder and not gone:
+            run["doubts"] = [*run.get("doubts", ()), *opened.doubts_about_own(folder, self._job)]
         if self._watched and not gone:
             failure = self._watched.conclude(run, exit_code, failure)
         failure = gone or failure or failures.classify(folder, exit_code)

@@ -139,7 +139,7 @@ def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:
         slowest_ms, num_bytes = max(rank["all_reduce_ms"] for rank in answers), first["num_bytes"]
         # Bus bandwidth of an all-reduce, 2 (n - 1) / n of the bytes over the time: nccl-tests, PERFORMANCE.md
         gib_per_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / GIB / (slowest_ms / 1e3)
-        speed = f"all-reduce of {num_bytes / MIB:g} MiB {slowest_ms:.2f} ms, {gib_per_s:.3g} GiB/s a rank"
+        speed = f"all-reduce of {num_bytes / MIB:g} MiB: {slowest_ms:.2f} ms, {gib_per_s:.3g} GiB/s per rank"
         checks.append(Check("collective", "ok", f"{num_ranks} ranks agree; {speed}"))
     if device == "cuda":
         rates = [rank["matmul_tflop_per_s"] for rank in answers]

@@ -18,7 +18,7 @@ from bench.machine import stamped_pipes
 from bench.record import failures, outside_clock, run_folder
 from bench.training.step_writer import NOTE
 
-NUM_LINES = 10  # number of lines for steps, and for validations, in a pipe
+NUM_LINES = 10  # number of lines for steps, and for validations if they are more than twice as many, in a pipe
 STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of scripts that print the same format
 VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
 TAIL_BYTES = 8192  # read from the end of telemetry.csv: more than two ticks of 16 GPUs
@@ -41,6 +41,7 @@ class Progress:
         self._offset = 0  # position in rank0.log
         self._rest = b""  # an unfinished line
         self._next = {False: 0, True: 0}  # {is a validation: first step whose line is shown next}
+        self._validated = 0  # the latest step with a validation
         self._started_s = time.monotonic()
         self._first: tuple[float, int] | None = None  # (time.monotonic(), step) at the first observation
         self._seen: tuple[float, int] | None = None  # and at the latest
@@ -109,7 +110,10 @@ class Progress:
         self._bars.draw("run", self.step, self._num_steps, ", ".join(shown))
 
     def _chosen(self, lines: list[str]) -> Iterator[str]:
-        """Yields notes, and about NUM_LINES validations and as many steps; on a terminal all validations, no steps."""
+        """Yields notes, about NUM_LINES steps, and as many validations, or all if they are at most twice as many.
+
+        On a terminal it yields all validations and no steps.
+        """
         num_steps = self._num_steps or 1
         every = -(-num_steps // NUM_LINES)
         for line, after in zip(lines, [*lines[1:], ""], strict=False):
@@ -122,7 +126,9 @@ class Progress:
             if not is_validation and (self._brief or self._bars.are_live):
                 continue
             step = int(match[1])
-            if step >= min(self._next[is_validation], num_steps) or self._bars.are_live:
+            are_few = is_validation and (step - self._validated) * 2 * NUM_LINES >= num_steps
+            self._validated = step if is_validation else self._validated
+            if are_few or step >= min(self._next[is_validation], num_steps) or self._bars.are_live:
                 self._next[is_validation] = (step // every + 1) * every
                 if not after.startswith(line.partition(" ")[0] + " "):  # its validation line has the same
                     yield line

@@ -200,7 +200,10 @@ class Guard:
         out = self._process.stdout
         assert out is not None
         if self._answer is None and select.select([out], [], [], within_s)[0]:
-            self._answer = out.readline()
+            answer = out.readline()
+            if answer and not answer.startswith(b"{"):
+                return False  # of a sitecustomize that prints
+            self._answer = answer
             if self._answer:
                 ending = json.loads(self._answer)
                 self.exit_code, self.left = ending["exit_code"], ending["left"]

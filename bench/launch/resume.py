@@ -26,7 +26,7 @@ from bench.launch import allocation
 from bench.launch.console import say
 from bench.launch.prepare import Job
 from bench.machine import processes
-from bench.record import checkpoints, ledger, run_folder
+from bench.record import ledger, run_folder
 from bench.record.shape import Section
 
 AUTO = "auto"
@@ -170,7 +170,7 @@ def _candidates(results: Path, job: Job, resume: str) -> list[Path]:
     if track.rules.may_shrink:  # those of other ranks have another config_id
         runs = {line["run"] for line in ledger.read(results).lines if line["event"] == "checkpoint"}
         saved = [results / run for run in runs if run.startswith(f"{track.name}/")]
-        folders |= {path for path in saved if checkpoints.newest_first(path) and _has_settings_of(path, job.config)}
+        folders |= {path for path in saved if run_folder.checkpoints(path) and _has_settings_of(path, job.config)}
     return sorted(folders, key=lambda folder: folder.name, reverse=True)
 
 
@@ -244,14 +244,14 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
         for line in ledger.read(results).lines
         if line["event"] == "checkpoint" and line.get("run") == name
     }
-    for checkpoint in checkpoints.newest_first(folder):
-        sha256 = ledger.sha256_of(checkpoint / checkpoints.STATE)
+    for checkpoint in run_folder.checkpoints(folder):
+        sha256 = ledger.sha256_of(checkpoint / run_folder.CHECKPOINT_STATE)
         step = int(checkpoint.name.removeprefix("step"))
         if step not in recorded:  # its launcher was killed before it could record it
             continue
-        state, changed = dict[str, Any](), [checkpoints.STATE]
+        state, changed = dict[str, Any](), [run_folder.CHECKPOINT_STATE]
         if sha256 == recorded[step]:
-            state, changed = json.loads((checkpoint / checkpoints.STATE).read_text()), []
+            state, changed = json.loads((checkpoint / run_folder.CHECKPOINT_STATE).read_text()), []
         for file, facts in state.get("files", {}).items():
             with contextlib.suppress(OSError), open(checkpoint / file, "rb", opener=plain_file.open_now) as opened:
                 if hashlib.file_digest(opened, "sha256").hexdigest() == facts["sha256"]:
@@ -272,7 +272,7 @@ def _begin(earlier: Earlier, run: Section, results: Path) -> None:
     atomic.reserve(folder)
     for path in [*folder.glob("logs/rank*.failure.json"), folder / "logs" / "agent.json"]:
         path.unlink(missing_ok=True)
-    for checkpoint in itertools.takewhile(lambda newer: newer != earlier.checkpoint, checkpoints.newest_first(folder)):
+    for checkpoint in itertools.takewhile(lambda newer: newer != earlier.checkpoint, run_folder.checkpoints(folder)):
         shutil.rmtree(checkpoint, ignore_errors=True)
     name, facts = ledger.name_of(results, folder), {"step": earlier.state["step"], "checkpoint_sha256": earlier.sha256}
     ledger.append(results, "resume", run=name, segment=len(run["segments"]), **facts)
@@ -287,15 +287,15 @@ class Watch:
 
     def __init__(self, folder: Path, results: Path):
         self._folder, self._results = folder, results
-        self._seen = set(checkpoints.newest_first(folder))
+        self._seen = set(run_folder.checkpoints(folder))
         self.step, self.ended_by = 0, None
 
     def tick(self) -> None:
-        for checkpoint in reversed(checkpoints.newest_first(self._folder)):
+        for checkpoint in reversed(run_folder.checkpoints(self._folder)):
             if checkpoint in self._seen:
                 continue
             self._seen.add(checkpoint)
-            path, step = checkpoint / checkpoints.STATE, int(checkpoint.name.removeprefix("step"))
+            path, step = checkpoint / run_folder.CHECKPOINT_STATE, int(checkpoint.name.removeprefix("step"))
             state = atomic.read_json(path, {})
             if state.get("step") != step:  # no rank has written it
                 continue

@@ -71,7 +71,7 @@ class Series:
         least = num_left if self._fewest is None else max(1, self._fewest - self._num_done)
         how_many, for_all = (f"{least} to ", " for all of them") if least < num_left else ("", "")
         how_many += counted(num_left, "run") + f", {self._at_once} at a time" * (self._at_once > 1)
-        how_long = f"{about}{for_all}" if about else "the duration is known after the first"
+        how_long = f"{about}{for_all}" if about else "the first run shows how long they take"
         return f"{how_many}, {how_long}{self._in_budget()}"
 
     def __exit__(self, *exc_info: object) -> None:

@@ -38,6 +38,7 @@ def announcement(job: Job, known_s: float | None) -> str:
 
 def outcome_text(run: Mapping[str, Any]) -> str:
     """Returns how a run ended, as text.  run: the record that launch() returns."""
+    log = ""
     if run["status"] == "complete":
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
         times = f", {_times(run)}{doubt}"
@@ -52,12 +53,13 @@ def outcome_text(run: Mapping[str, Any]) -> str:
         failure = run["failure"]
         where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
         ended = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
+        log = "" if failure["rank"] is None else f"/logs/rank{failure['rank']}.log"
     # what instruments could not do, one line each: the run went on, and its author should know
     lines = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
     omitted = [f"and {len(lines) - MAX_WARNINGS} more warnings in run.json"] if len(lines) > MAX_WARNINGS else []
     warned = "".join(f"\n       warning: {warning}" for warning in lines[:MAX_WARNINGS] + omitted)
     looked = f"\n       {line}" if (line := after_race.line(run)) else ""
-    return f"{ended}\n       {shown(run['folder'])}{looked}{warned}"
+    return f"{ended}\n       {shown(run['folder'])}{log}{looked}{warned}"
 
 
 def _times(run: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from bench.base.paths import CODE, COPY_NAME, copy_roots
 from bench.base.reading import plain_file
@@ -175,7 +174,8 @@ def _locked(path: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         while True:
             lock = stack.enter_context(open(path, "wb"))
-            _flock(lock, fcntl.LOCK_SH)
+            with contextlib.suppress(OSError):  # the file system may not support flock
+                fcntl.flock(lock, fcntl.LOCK_SH)
             os.utime(lock.fileno())
             if os.fstat(lock.fileno()).st_nlink:  # otherwise it was removed in between
                 break
@@ -209,7 +209,9 @@ def _make(root: Path, content: Content) -> None:
         os.chmod(folder, 0o555)
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was first
-            raise ValueError(f"{root}: the code cannot be copied there ({error.strerror}): free space") from None
+            remedy = "free space, or set" if error.errno in plain_file.FULL else "make it writable (umask 022), or set"
+            why = f"{root}: the code cannot be copied there ({error.strerror})"
+            raise ValueError(f"{why}: {remedy} XDG_CACHE_HOME to another folder of yours") from None
     finally:
         _remove(temporary)
 
@@ -244,18 +246,9 @@ def _prune(root: Path) -> None:
             used_s[path] = path.stat().st_mtime
     for path in sorted(used_s, key=lambda path: -used_s[path])[KEPT_COPIES:]:
         with contextlib.suppress(OSError), open(path, "rb") as lock:
-            if not _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                continue
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(root / path.stem)
             path.unlink()
-
-
-def _flock(file: IO[bytes], how: int) -> bool:
-    """Returns whether the lock was acquired; False also if the file system has no locks."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, how)
-        return True
-    return False
 
 
 def _remove(folder: Path) -> None:

@@ -243,6 +243,7 @@ SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
 OWN_PATH = re.compile(r"(?<![\w.~/-])/(?!(?:usr|opt|lib(?:32|64)?|bin|etc|dev|proc|sys)(?![\w.-]))\w[^\s:;,=\"']*")
 VALUE_WORD = re.compile(r"[\w.+-]+")
 NUMBER = re.compile(r"[-+]?\d{1,10}(\.\d{1,10}){0,3}(e[-+]?\d{1,3})?[a-z]{0,3}(-\d{1,4})?|0x[0-9a-f]{1,8}", re.I)
+HEX = re.compile(r"[0-9a-f]{12,}", re.I)
 MAX_WORD_CHARS, MAX_WORD_DIGITS = 40, 5  # avx512_core_amx_fp16, x86_64-linux-gnu
 
 
@@ -265,13 +266,14 @@ def passed(environ: Mapping[str, str]) -> dict[str, str]:
 
 def shown_value(value: str) -> str:
     """Returns value with a # and 16 hex digits, salted, in place of what may be secret: a path outside the system's
-    folders, and a word that is long, has many digits, or has digits among letters of both cases."""
+    folders, and a word that is long, hexadecimal, has many digits, or has digits among letters of both cases."""
 
     def shown_word(match: re.Match[str]) -> str:
         word, num_digits = match[0], sum(map(str.isdigit, match[0]))
         if SERIAL.fullmatch(word):
             return "GPU#" + private.salted_hash(word)
         is_random = num_digits > 0 and not (word.islower() or word.isupper() or word.istitle())
+        is_random = is_random or bool(HEX.fullmatch(word))
         is_plain = len(word) <= MAX_WORD_CHARS and num_digits <= MAX_WORD_DIGITS and not is_random
         return word if is_plain or NUMBER.fullmatch(word) else "#" + private.salted_hash(word)
 

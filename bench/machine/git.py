@@ -27,6 +27,7 @@ def run(
     if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
         raise Failed("the installed program has no repository")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
+    env["GIT_NO_REPLACE_OBJECTS"] = "1"  # git replace shows other files under a commit's name
     env |= {} if Path(repo) == REPO else {"GIT_ALLOW_PROTOCOL": "none"}  # fetching a missing object runs its programs
     settings = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false")  # run no program of it
     command = ["git", *(argument for setting in settings for argument in ("-c", setting)), *arguments]

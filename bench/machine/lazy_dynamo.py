@@ -36,7 +36,8 @@ class StandIn(ModuleType):
 def install() -> None:
     """Installs the stand-in in this process, unless the real module is loaded already.
 
-    It has what torch.optim, DistributedDataParallel, a process group's start and models/fp8.py call uncompiled.
+    It has what torch.optim, DistributedDataParallel, a process group's start and models/ladder/fp8_head.py call
+    uncompiled.
     """
     if NAME in sys.modules:
         return

@@ -10,7 +10,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.base.units import GIB, KIB, gib_from_bytes, s_from_ns
@@ -98,8 +98,17 @@ def peak_rss_gib() -> float:
 
     Uses VmHWM if there is one: getrusage's ru_maxrss also counts the process from which this one was forked.
     """
-    with contextlib.suppress(OSError):
-        if match := re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M):
-            return int(match[1]) * KIB / GIB
+    if (peak_gib := largest_rss_gib(["self"])) is not None:
+        return peak_gib
     unit_bytes = 1 if sys.platform == "darwin" else KIB  # getrusage(2)
     return gib_from_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes)
+
+
+def largest_rss_gib(pids: Iterable[int | str]) -> float | None:
+    """Returns the largest VmHWM of these processes, None without /proc.  A process may reset its own (proc(5))."""
+    peaks_kib: list[int] = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+            peaks_kib += map(int, re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.M))
+    return max(peaks_kib) * KIB / GIB if peaks_kib else None

@@ -60,12 +60,12 @@ def disk_space(results: Path | str) -> Check:
     results = Path(results).absolute()
     folder = next(path for path in (results, *results.parents) if path.exists())
     if not os.access(folder, os.W_OK):
-        remedy = "set SPEEDRUN_RESULTS=FOLDER to one that can"
-        return Check("disk", "fail", "the results folder cannot be written", remedy)
+        remedy = "set SPEEDRUN_RESULTS to a folder that is"
+        return Check("disk", "fail", "the results folder is not writable", remedy)
     free_gib = gib_from_bytes(shutil.disk_usage(folder).free)
     status = "fail" if free_gib < MIN_FREE_GIB else "warn" if free_gib < LOW_FREE_GIB else "ok"
     remedy = "" if status == "ok" else "free some space, or set SPEEDRUN_RESULTS=FOLDER to a larger disk"
-    return Check("disk", status, f"{format_gib(free_gib, 1)} free for results", remedy)
+    return Check("disk", status, f"{format_gib(free_gib)} free for results", remedy)
 
 
 def memory(num_processes: int, dataset_bytes: int, available_gib: float | None) -> Check:
@@ -73,13 +73,12 @@ def memory(num_processes: int, dataset_bytes: int, available_gib: float | None) 
     if available_gib is None:
         return Check("memory", "ok", "unknown on this system")
     need_gib, data_gib = num_processes * PROCESS_GIB, dataset_bytes / GIB
-    need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
-    found = f"{format_gib(available_gib, 1)} available; {need}"
+    found = f"{format_gib(available_gib)} available, at least {format_gib(need_gib)} needed"
     if available_gib < need_gib:
-        return Check("memory", "fail", found, "end other programs, raise this job's limit, or use fewer processes")
+        return Check("memory", "fail", found, "stop other programs, raise this job's limit, or use fewer processes")
     if available_gib < need_gib + data_gib:
-        found = f"{found}, the data {format_gib(data_gib, 1)}"
-        return Check("memory", "warn", found, "end other programs: the data will be read from disk again and again")
+        found = f"{found}, and {format_gib(data_gib)} for the data"
+        return Check("memory", "warn", found, "stop other programs: the data will be read from disk again and again")
     return Check("memory", "ok", found)
 
 
@@ -91,7 +90,7 @@ def cpu_load(hardware: HardwareConfig, foreign_cores: float | None, num_cpus: in
     found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
     if round(foreign_cores, 2) <= limit:  # as displayed: what is displayed as the limit is not above it
         return Check("cpu load", "ok", found)
-    remedy = "end them (top lists them), or expect slower and uneven steps and a suspect run"
+    remedy = "stop them (top lists them); otherwise steps are slower and uneven, and the run is suspect"
     return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
 
 
@@ -100,7 +99,8 @@ def threads(hardware: HardwareConfig, num_cpus: int, quota_cores: float | None) 
     num_processes, num_threads = hardware.num_processes or 1, hardware.num_threads or 1
     wanted = num_threads * num_processes if hardware.device == "cpu" else num_processes
     cores = min(num_cpus, quota_cores or num_cpus)
-    found = f"{num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
+    busy = f"{text_table.counted(num_processes, 'process')} with {text_table.counted(wanted, 'busy thread')}"
+    found = f"{busy}; usable cores: {cores:g}"
     if wanted <= cores:
         return Check("threads", "ok", found)
     if hardware.device == "cpu":
@@ -115,14 +115,14 @@ def waiting_threads(hardware: HardwareConfig, env_variables: Mapping[str, str]) 
     """Checks that idle OpenMP threads do not spin, which makes steps 10 to 90 times slower; launchers set PASSIVE."""
     policy = env_variables.get("OMP_WAIT_POLICY")
     if policy is None or policy.upper() == "PASSIVE" or hardware.num_threads == 1:
-        return Check("openmp", "ok", "idle threads sleep" if hardware.num_threads != 1 else "one thread a process")
+        return Check("openmp", "ok", "idle threads sleep" if hardware.num_threads != 1 else "one thread per process")
     return Check("openmp", "warn", f"OMP_WAIT_POLICY={policy}: idle threads spin", "unset OMP_WAIT_POLICY")
 
 
 def governor(name: str | None) -> Check:
     """Checks the CPU governor: with any other than performance, the clock, and so the steps, follow the load."""
     if name is None:
-        return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
+        return Check("governor", "ok", "unknown, as is usual in a container or a virtual machine")
     if name == "performance":
         return Check("governor", "ok", name)
     return Check("governor", "warn", f"{name}: clocks follow the load", "sudo cpupower frequency-set -g performance")
@@ -139,7 +139,7 @@ def quota(num_cpus: int, quota_cores: float | None) -> Check:
 def git(failure: str | None, repo: Path) -> Check:
     """Checks that git can tell which commit the code is.  failure: its message if not (code_state.git_failure())."""
     if failure is None:
-        return Check("git", "ok", "works, or there is no repository: the code is identified by its hash")
+        return Check("git", "ok", "the code can be identified")
     remedy = next((remedy for text, remedy in GIT_REMEDIES.items() if text in failure), GIT_REMEDY).format(repo=repo)
     found = f"the commit is unknown, so runs cannot be claimed: {failure[:MAX_CHARS]}"
     return Check("git", "warn", found, remedy)
@@ -184,7 +184,8 @@ def idle(gpus: list[Facts]) -> Check:
     busy = [f"GPU {gpu['visible']}: {gpu['num_compute_processes']}" for gpu in gpus if gpu["num_compute_processes"]]
     remedy = "wait or end them (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
     is_known = all(gpu["num_compute_processes"] is not None for gpu in gpus)
-    good = f"no other program computes on {len(gpus)} GPU(s)" if is_known else f"{UNKNOWN} who computes"
+    used = text_table.counted(len(gpus), "GPU")
+    good = f"no other program computes on {used}" if is_known else f"{UNKNOWN} who computes"
     return _check("gpus idle", [", ".join(busy)] * bool(busy), remedy, good, "other programs compute on ")
 
 

@@ -6,6 +6,8 @@ nothing; elsewhere the process is checked once a second.
 
 import contextlib
 import os
+import re
+import resource
 import select
 import signal
 import subprocess
@@ -16,13 +18,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeGuard
 
-from bench.machine.signals import held
+from bench.machine.signals import ENDING, held
 
 WITHIN = "SPEEDRUN_WITHIN"  # set for ranks: the program below which they run (nsys), their parent
 LOOK_EVERY_S = 1.0  # if the kernel cannot wake us
 END_LOOK_S = 0.05
 DIES_WITHIN_S = 10.0  # after its parent: torch's DataLoader workers look every 5 s whether theirs is there
 PF_EXITING = 4  # of linux/sched.h, in field 9 of /proc/PID/stat
+# names that a published record may have; any other may say what somebody works on
+KNOWN = re.compile(
+    r"(python|pypy|node|ruby|julia|java|perl|php|R|cargo|rustc|go|cc1|cc1plus|ld|ninja|make|nvcc|cicc|ptxas|git|ssh"
+    r"|sshd|bash|sh|tar|gzip|rsync|docker|dockerd|containerd|Xorg|chrome|firefox|code|kswapd|kworker)[\d.]*(/.*)?"
+    r"|pt_main_thread"
+)
 WAKE_AFTER_S = 1.0  # from SIGTERM to SIGCONT for stopped processes, which have not received it
 
 
@@ -168,7 +176,7 @@ def strays() -> Iterator[Callable[[], list[str]]]:
             going_on = {pid for pid in alive if time.monotonic() > until_s and not _is_dying(pid)}
             for pid in going_on - names.keys():
                 with contextlib.suppress(OSError):
-                    names[pid] = f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})"
+                    names[pid] = f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} (process {pid})"
             signal_all(going_on.union(*map(descendants, going_on)), signal.SIGKILL)
             one_has_ended([*alive], END_LOOK_S)
             reap(alive)
@@ -184,7 +192,7 @@ def _is_dying(pid: int) -> bool:
     """Whether every thread of a process ends or has SIGKILL pending: it may still wait for a core, or for a disk."""
     for thread in Path(f"/proc/{pid}/task").glob("*"):  # none once it is gone
         with contextlib.suppress(OSError):
-            fields = (thread / "stat").read_text().rpartition(")")[2].split()
+            fields = (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if not int(fields[6]) & PF_EXITING and not int(fields[28]) & 1 << signal.SIGKILL - 1:
                 return False
     return True
@@ -248,23 +256,33 @@ def everyones_cpu_s() -> dict[int, float]:
 
 def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[str, float]]:
     """Returns [(program, CPU seconds since everyones_cpu_s() returned before_s)] of the busiest processes, without this
-    one and its descendants.  A program that has ended is missing."""
+    one and its descendants, "another program" if its name is not KNOWN.  A program that has ended is missing."""
     own = descendants(os.getpid()) | {os.getpid()}
     spent_s = {pid: now_s - before_s.get(pid, 0.0) for pid, now_s in everyones_cpu_s().items() if pid not in own}
     busiest = []
     for pid in sorted(spent_s, key=lambda pid: -spent_s[pid])[:most]:
         with contextlib.suppress(OSError):
-            busiest.append((Path(f"/proc/{pid}/comm").read_text().strip(), spent_s[pid]))
+            name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+            busiest.append((name if KNOWN.fullmatch(name) else "another program", spent_s[pid]))
     return busiest
 
 
-def waited_ns(pid: int) -> int | None:
-    """Returns for how long the descendant that waited longest was ready to run but did not run: its main thread, since
-    it began.  None if the system does not report it, or there is none."""
+def inherited() -> dict[str, Any]:
+    """Returns what children get from this process, by name; another process of the same user may change it."""
+    facts: dict[str, Any] = {"its priority": os.getpriority(os.PRIO_PROCESS, 0)}
+    if hasattr(os, "sched_getaffinity"):
+        facts |= {"its CPU cores": os.sched_getaffinity(0), "its scheduling policy": os.sched_getscheduler(0)}
+    limits = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    return facts | {f"its {name}": resource.getrlimit(number) for name, number in limits.items()}
+
+
+def waited_ns(pids: Iterable[int]) -> int | None:
+    """Returns for how long the process that waited longest was ready to run but did not run: its main thread, since it
+    began.  None if the system does not report it, or there is none."""
     waits = []
-    for descendant in descendants(pid):
+    for pid in pids:
         with contextlib.suppress(OSError, ValueError):
-            waits.append(int(Path(f"/proc/{descendant}/schedstat").read_text().split()[1]))
+            waits.append(int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]))
     return max(waits, default=None)
 
 
@@ -332,7 +350,7 @@ def is_there(mark: object) -> bool:
 
 def stat_fields(pid: int) -> list[str]:
     """Returns /proc/PID/stat from field 3, the state, on; field 2, the name, may have spaces.  Raises OSError."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 @contextlib.contextmanager
@@ -346,5 +364,18 @@ def started(work: Callable[[Any], Any], jobs: Sequence[Any], are_many: bool) -> 
         return
     import multiprocessing
 
-    with multiprocessing.get_context("fork").Pool(2) as pool:
+    # the signal that ends a worker waits until the worker has replaced the handlers of this process
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        pool = multiprocessing.get_context("fork").Pool(2, _take_default_handlers, [blocked])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    with pool:
         yield pool.imap_unordered(work, jobs)
+
+
+def _take_default_handlers(blocked: set[int]) -> None:
+    for number in ENDING:
+        if callable(signal.getsignal(number)):  # an ignored signal, as nohup sets it, remains so
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

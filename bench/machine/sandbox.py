@@ -260,7 +260,7 @@ def _used(pids: Iterable[int]) -> tuple[int, float]:
             num_tasks += int(processes.stat_fields(pid)[17])
             resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
             num_bytes += (int(resident) - int(shared)) * page_bytes
-            if mapped := RSS_SHMEM.search(Path(f"/proc/{pid}/status").read_text()):
+            if mapped := RSS_SHMEM.search(Path(f"/proc/{pid}/status").read_text(errors="replace")):
                 num_shared_bytes = max(num_shared_bytes, int(mapped[1]) * KIB)
             for path in (TEMPORARY, SHARED):
                 inside = f"/proc/{pid}/root{path}"

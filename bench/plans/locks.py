@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic
+from bench.base.reading import plain_file
 from bench.machine import leases, processes
 
 BEAT_S, STALE_S = 10.0, 120.0  # nodes may see a touch 60 s late (acregmax in nfs(5))
@@ -31,7 +32,8 @@ def held(path: Path, work: str, wait: Callable[[str], object] | None = None) -> 
     If one does, wait(holder()) is called once and its end waited for; without wait, leases.Busy is raised, which says
     that the other process does this work ("runs this race").
     """
-    with open(path, "ab", buffering=0) as file:  # a buffer that a full disk refuses would fail again as it is closed
+    # without a buffer, as one that a full disk refuses would fail again as it is closed
+    with open(path, "ab", buffering=0, opener=plain_file.open_here) as file:
         if other := _taken(file, path):
             if wait is None:
                 raise leases.Busy(f"{path.parent}: {other} {work}: wait for its end")
@@ -60,7 +62,7 @@ def _touch(path: Path, own: dict[str, Any], released: threading.Event) -> None:
 
 def holder(path: Path) -> str | None:
     """Returns who holds a lock now, such as "process 4711"; None if nobody does."""
-    with contextlib.suppress(OSError), open(path) as file:  # there is no lock, or the file system has none
+    with contextlib.suppress(OSError), open(path, opener=plain_file.open_now) as file:  # no lock, or none supported
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

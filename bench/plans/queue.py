@@ -28,7 +28,7 @@ from typing import IO, Any, NamedTuple, NotRequired, TypedDict, cast
 
 from bench.base import atomic, credentials
 from bench.base.paths import REPO, working_folder
-from bench.base.reading import json_file
+from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import BAD, Damaged, reading_record
 from bench.config import groups
 from bench.machine import code_copy
@@ -300,8 +300,9 @@ class Queue:
         return self.folder / "logs" / f"{entry.id}.log"
 
     def opened_log(self, entry: Entry) -> IO[bytes]:
-        """Opens log() for appending, as agents of other users in the queue's group can too. Raises OSError."""
-        file = open(self.log(entry), "ab")  # noqa: SIM115
+        """Opens log() for appending, as agents of other users in the queue's group can too. Raises OSError, also for a
+        link, which may lead to a file of this user's, and for a pipe."""
+        file = open(self.log(entry), "ab", opener=plain_file.open_here)  # noqa: SIM115
         with contextlib.suppress(PermissionError):  # another user's
             _share(file.fileno(), self.log(entry).parent, stat.S_IRGRP | stat.S_IWGRP)
         return file

@@ -5,6 +5,7 @@ value of the setting, goes beyond the edge while the best value lies at one, the
 on a logarithmic scale. The race has fresh seeds. The folder is a sweep's (bench/record/sweep.py), with study.json.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -25,8 +26,9 @@ from bench.config import groups, multirun, overrides, schema
 from bench.config.typed import leaves
 from bench.launch.console import say
 from bench.launch.prepare import requested_config, this_machine
-from bench.launch.series import earlier_s
-from bench.plans.race import arm_process, plan, planning, question, runner, state
+from bench.launch.series import Series, earlier_s
+from bench.plans import locks
+from bench.plans.race import arm_process, plan, planning, runner, state
 from bench.plans.sweep.points import Points
 from bench.record import race_folder, run_folder, sweep
 from bench.record.race_folder import Race
@@ -39,6 +41,10 @@ OURS = ("tune", "budget", "n", "alpha", "seed")
 EXAMPLE = "./run.sh study optim=adamw,mine tune=optim.lr budget=2h"
 BUDGET = re.compile(r"(\d+)trials?|(\d+(?:\.\d+)?)([kMG]?)tokens")
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+class Failed(Exception):
+    """A trial failed.  The same command makes it again."""
 
 
 def next_values(start: float, tried: Mapping[float, float], metric: Metric = VAL_LOSS) -> list[float]:
@@ -59,6 +65,56 @@ def next_values(start: float, tried: Mapping[float, float], metric: Metric = VAL
 
 def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: bool) -> tuple[Path, float | None]:
     """Makes the study's folder. Returns it and the budget's seconds, if it has any. Raises ValueError before a run."""
+    study, sweep_id, budget_s, _ = planned(arguments, results, anyway)
+    is_begun = (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists()
+    folder = sweep.begin(results, sweep_id, command, [], budget_s)
+    if not is_begun:  # what another process that runs it writes there stays
+        atomic.write_json(folder / sweep.STUDY, study)
+    return folder, budget_s
+
+
+def introduce(
+    study: sweep.Study, sweep_id: str, budget_s: float | None, known_s: dict[str, float], results: Path
+) -> None:
+    """Prints what planned() returned, what of it is left to run, and how long that would take."""
+    number = study["num_trials"]
+    trials = f"{counted(number, 'trial')} per arm" if number else f"trials of every arm for {budget_s:.0f} s in all"
+    starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
+    race = f"then a race of the best configs with {study['n']} fresh seeds"
+    say("study", f"{sweep_id}: {trials}, {study['tokens']:,} tokens each, {study['tune']} from {starts}; {race}")
+    folder = results / sweep.FOLDER / sweep_id
+    of_search, of_race = _left(folder, study, sweep.trials(folder, study) if folder.exists() else {})
+    if not of_search and not of_race:
+        return say("plan", "nothing is left to run: without --dry-run the command shows the verdict")
+    forecast = Series([*of_search, *of_race], known_s, live=False).forecast()
+    parts = f"{counted(len(of_search), 'trial')}{' left' * folder.exists()}, then a race of {len(of_race)} runs"
+    is_whole = len(of_race) == (1 + study["n"]) * len(study["arms"])
+    parts += f" (a warm-up and {study['n']} of each arm)" * is_whole
+    say("plan", f"{'' if number else 'at least '}{forecast}: {parts}; a dry run: nothing was trained or recorded")
+
+
+def _left(folder: Path, study: sweep.Study, tried: Mapping[str, Mapping[float, float]]) -> tuple[list[str], list[str]]:
+    """Returns the arms of the trials and of the race's runs that are left; of an unknown number of trials, the first.
+
+    tried: sweep.trials().
+    """
+    number = study["num_trials"] or 1
+    of_search = [name for name in study["arms"] for _ in range(number - len(tried.get(name, ())))]
+    results = folder.parent.parent
+    race = race_folder.of(results, study["race_id"]) if study["race_id"] else None
+    if race is None or ((race / "race.json").exists() and race_folder.read(race)["status"] == "abandoned"):
+        return of_search, [*study["arms"]] * (1 + study["n"])
+    now = state.read(race, results)
+    return of_search, [] if now.has_ended else [slot.arm for slot in now.slots if not slot.is_done]
+
+
+def planned(
+    arguments: Sequence[str], results: Path, anyway: bool
+) -> tuple[sweep.Study, str, float | None, dict[str, float]]:
+    """Returns (study.json, the study's id, the budget's seconds if it has any, {arm: seconds of a run, where known}).
+
+    It writes nothing. Raises ValueError for what cannot be studied.
+    """
     study, budget = _parsed(arguments)
     arms = {name: [*study["common"], *arm] for name, arm in study["arms"].items()}
     equal = f"{study['tune']}={next(iter(study['starts'].values()))}"  # arms that differ only in this are the same
@@ -72,7 +128,7 @@ def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: b
     if not anyway:
         planning.refuse_identical({name: own for name, own in all_facts.items() if name not in arms})
         planning.refuse_incomparable(facts, {})
-    question.refuse_unanswerable("loss", facts)
+    plan.refuse_unanswerable("loss", facts)
     row = next(iter(facts.values()))["row"]
     if (metric := metric_of([row])) != VAL_LOSS:
         study["metric"] = [metric.name, metric.unit, metric.direction]
@@ -82,13 +138,16 @@ def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: b
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
         study = sweep.read_study(results / sweep.FOLDER / sweep_id)
     budget_s = _budget_s(study, budget) if study["num_trials"] is None else None
-    if budget_s is not None:
-        ids = [own["config_id"] for own in facts.values()]
-        if (known_s := earlier_s(tracks, ids)).keys() >= set(ids):
-            num_trials(study, budget, budget_s / sum(known_s[config_id] for config_id in ids))
-    folder = sweep.begin(results, sweep_id, command, [], budget_s)
-    atomic.write_json(folder / sweep.STUDY, study)
-    return folder, budget_s
+    by_id_s = earlier_s(tracks, [own["config_id"] for own in facts.values()])
+    known_s = {name: by_id_s[own["config_id"]] for name, own in facts.items() if own["config_id"] in by_id_s}
+    if budget_s is not None and known_s.keys() == facts.keys():
+        num_trials(study, budget, budget_s / sum(known_s.values()))
+    return study, sweep_id, budget_s, known_s
+
+
+def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps other processes from running this study within the block, which raises leases.Busy if one runs it."""
+    return locks.held(folder / state.LOCK, "runs this study")
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[sweep.Study, str]:
@@ -96,7 +155,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[sweep.Study, str]:
     typed = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     for key in ("tune", "budget"):
         if not typed.get(key):
-            raise ValueError(f"{key} is not given: {EXAMPLE}")
+            raise ValueError(f"{key} is missing: {EXAMPLE}")
     if "on" in typed:
         raise ValueError(f"on={typed['on']}: a study always asks for loss and time to the same loss: omit it")
     rest = [argument for argument in arguments if argument.partition("=")[0] not in OURS]
@@ -157,9 +216,9 @@ def _budget_s(study: sweep.Study, budget: str) -> float | None:
         except ValueError:
             raise ValueError(f"budget={budget}: write 2h or 45m, 8trials (of each arm) or 500Mtokens") from None
     num_rounds = float(match[2] or 0) * UNITS[match[3] or ""] / (len(study["arms"]) * study["tokens"])
-    study["num_trials"] = int(match[1]) if match[1] else num_trials(study, budget, num_rounds)
-    if not study["num_trials"]:
-        raise ValueError(f"budget={budget}: give each arm a trial or more")
+    study["num_trials"] = number = int(match[1]) if match[1] else num_trials(study, budget, num_rounds)
+    if not 1 <= number <= plan.MAX_N:
+        raise ValueError(f"budget={budget}: give each arm a trial or more, at most {plan.MAX_N:,}")
     return None
 
 
@@ -196,7 +255,7 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
         best = best_of[name]
         if math.isinf(losses[best]):
             raise ValueError(f"{name}: every trial diverged: give {study['tune']}=NUMBER to begin at a smaller value")
-        among = f"of {len(losses)} trials from {min(losses):g} to {max(losses):g}"
+        among = f"of {counted(len(losses), 'trial')} from {min(losses):g} to {max(losses):g}"
         say("study", f"{name}: best at {study['tune']}={best:g}, {metric.name} {losses[best]:.4f}, {among}")
     race = race_folder.of(results, study["race_id"]) if study["race_id"] else None
     if race:
@@ -220,10 +279,12 @@ def _search(
     tried, num_arms = sweep.trials(folder, study), len(study["arms"])
     if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
         return tried
-    amount = f"{counted(number, 'trial')} of each arm, {study['tokens']:,} tokens each"
-    say("study", f"{amount}, by {study['tune']}; then a race with {study['n']} fresh seeds of the best of each")
+    amount = f"{counted(number, 'trial')} per arm of {study['tokens']:,} tokens each, tuning {study['tune']}"
+    race = f"then a race of the best configs with {study['n']} fresh seeds"
+    is_first = study["num_trials"] is None and number == 1
+    say("study", f"{amount}; {'they show how many the budget allows' if is_first else race}")
     before_s, began_s = sum(_walls_s(folder)), time.monotonic()
-    with runs.searching(num_left):
+    with runs.searching(num_left, len(_left(folder, study, tried)[1])):
         while (fewest := min(map(len, tried.values()))) < number:
             todo = [name for name, losses in tried.items() if len(losses) == fewest]
             if budget_s is not None and len(todo) == num_arms:
@@ -233,6 +294,11 @@ def _search(
             points = [_point(study, name, tried[name]) for name in todo]
             runs.all(points, len(sweep.points(folder)), {"parallel": None})
             tried = sweep.trials(folder, study)
+            for name, overrides in zip(todo, points, strict=True):
+                if len(tried[name]) == fewest:
+                    place = next(point.folder for point in sweep.points(folder) if point.overrides == overrides)
+                    failure = (place and run_folder.read(place)["failure"]) or {}
+                    raise Failed(f"{name}: trial {place and place.name} failed: {failure.get('message')}")
     return tried
 
 

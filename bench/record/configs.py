@@ -32,7 +32,7 @@ MAX_TEXTS, MAX_KEPT = 1000, 20_000  # numbers of whole configs and of groups tha
 def read(folder: str) -> Config:
     """Returns the config of a run folder; () if config.yaml is missing or damaged, which verify reports."""
     try:
-        return parse(plain_file.text(f"{folder}/config.yaml", yaml_file.MAX_BYTES))
+        return parse(yaml_file.recorded_text(f"{folder}/config.yaml"))
     except ValueError:
         return ()
 

@@ -18,6 +18,7 @@ from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
+from bench.config import user_code
 from bench.record import run_folder, step_files
 from bench.record.metrics import metrics
 from bench.record.shape import Facts, Section
@@ -116,7 +117,7 @@ def failure(
     signal_name: str | None = None,
     exit_code: int | None = None,
 ) -> Section:
-    """Returns run.json's "failure", with the hint for its kind.  step: the last step in steps.csv; None if unknown."""
+    """Returns run.json's "failure", with the hint for its kind.  step: the one that failed, or the last one known."""
     where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
     return {"kind": kind, **where, "message": message, "hint": HINTS[kind]}
 
@@ -146,7 +147,8 @@ def interrupted_by(run: Facts) -> str | None:
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
     """Writes the failure file of a rank that handles an exception.  Returns its kind.  step: None if not training."""
     kind = kind_of(error)
-    facts = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
+    message = f"{type(error).__name__}: {error}"[:2000] + user_code.line_of(error)
+    facts = failure(kind, message, rank, getattr(error, "step", step))
     facts["failed_at_s"] = time.monotonic()  # by this node's clock; on_own_clock() in bench/launch/nodes/ converts it
     facts["traceback"] = traceback.format_exc()
     path = Path(folder) / "logs" / f"rank{rank}.failure.json"

@@ -138,7 +138,7 @@ def turn(results: Path | str) -> Iterator[FileIO]:
     # The file's own lock is held too: a suspended process loses TURN as stale, and earlier revisions use only flock.
     with atomic.locked(path.parent / TURN), contextlib.ExitStack() as opened:
         for _ in range(MAX_REPLACED):
-            file = opened.enter_context(open(path, "a+b", buffering=0, opener=_opened_here))
+            file = opened.enter_context(open(path, "a+b", buffering=0, opener=plain_file.open_here))
             with contextlib.suppress(OSError):  # the file system may not support flock
                 fcntl.flock(file, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
@@ -146,14 +146,6 @@ def turn(results: Path | str) -> Iterator[FileIO]:
                     break
             # a join replaced the file while this process waited: what is written to the old one would be lost
         yield file
-
-
-def _opened_here(path: str, flags: int) -> int:
-    try:
-        return plain_file.open_now(path, flags | os.O_NOFOLLOW)
-    except OSError as error:
-        why = "is a link, which is not written through" if error.errno == errno.ELOOP else error.strerror
-        raise OSError(error.errno, f"{NAME}: {why}", path) from None
 
 
 def following(results: Path, file: FileIO, event: str, facts: Mapping[str, object]) -> tuple[Line, bytes, int]:
@@ -291,6 +283,13 @@ def read(results: Path | str) -> Ledger:
         return from_bytes(Path(results), plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES))
     except Missing:
         return Ledger(Path(results), [], [])
+
+
+def lost_end(book: Ledger) -> str | None:
+    """Returns what is wrong if the end of a ledger was removed, by the count of its lines; else None."""
+    counted = line_count.newest(book.results, book.lines[0].get("sha256"))
+    # other processes may have added and counted lines since it was read
+    return line_count.lost_end(counted, book.lines) and line_count.lost_end(counted, read(book.results).lines)
 
 
 def lines_with(results: Path | str, pattern: re.Pattern[bytes]) -> Iterator[Line]:

@@ -16,6 +16,7 @@ from typing import Any, TypedDict
 
 from bench.base import atomic
 from bench.base.paths import shown, state_root
+from bench.record.shape import CALIBRATION
 
 NAME = ".ledger.count"
 COUNTER_BYTES = 8
@@ -71,7 +72,8 @@ def lost(ledger: Path) -> str | None:
         return None
     counts = [atomic.read_json(path) for path in _paths(ledger.parent)]
     numbers = [kept["number"] for kept in counts if isinstance(kept, dict) and isinstance(kept.get("number"), int)]
-    if not any(numbers) or not any(map(_is_of_a_ledger, ledger.parent.glob("*/*/run.json"))):
+    runs = (atomic.read_json(path, {"provenance": "imported"}) for path in ledger.parent.glob("*/*/run.json"))
+    if not any(numbers) or all(run.get("provenance") == "imported" for run in runs):  # logs belong to no ledger
         return None
     note = f"{shown(ledger)}: is {'empty' if is_there else 'gone'}, and had {max(numbers):,} lines"
     return f"{note}: restore it (a backup, a publication's copy): without it no claim can be made of the runs beside it"
@@ -79,14 +81,11 @@ def lost(ledger: Path) -> str | None:
 
 def refuse_to_begin(ledger: Path, event: str, facts: Mapping[str, object]) -> None:
     """Raises FileNotFoundError if a line that follows others would begin a ledger, where a results folder was moved."""
-    if (event in FOLLOWING or facts.get("race")) and not ledger.exists():
+    race: Any = facts.get("race") or {}
+    is_planned = race.get("race_id", CALIBRATION) != CALIBRATION  # by a line of the ledger
+    if (event in FOLLOWING or is_planned) and not ledger.exists():
         why = "is gone, and this line follows others of it: was the results folder moved while something ran?"
         raise FileNotFoundError(errno.ENOENT, f"{ledger.name} {why} Move it back", str(ledger))
-
-
-def _is_of_a_ledger(run_json: Path) -> bool:
-    """Whether a run belongs to a ledger; imported logs do not."""
-    return atomic.read_json(run_json, {"provenance": "imported"}).get("provenance") != "imported"
 
 
 def keep(results: Path, first: str | None, line: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ nothing: what counts is the smaller value of two neighbouring lines.  What only 
 is attributed to that validation, where bench/compare/effects.py compares it with the other arm.
 """
 
+import bisect
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -25,6 +26,7 @@ MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
 MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # with fewer untimed steps, all may be compiling (assumed)
 MAX_WAITED_FRAC = 1 / 3  # a busy machine excuses up to this fraction of the counted time; 0.19 was measured at load 15
 UNNAMED_STEPS = 2  # steps without a printed time are allowed after the last time, and where the clock is restarted
+FAST_FRAC = 0.1  # so many of the later steps may be faster than the first ones, which no clock saw, need have been
 UNSEEN_FRAC = 0.1  # this fraction of the counted time may pass uncounted before a validation whose steps have no lines
 
 
@@ -80,7 +82,9 @@ def drop_backward(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[s
         for name in ("train_time_ms", "train_time_at_val_ms"):
             if (time_ms := row.get(name)) is None:
                 continue
-            if time_ms >= latest_ms or (num_untimed_steps and latest_step <= MAX_UNTIMED_STEPS):
+            steps_ms = latest_ms / max(latest_step, 1) * (row["step"] - latest_step + 1)  # at most, since a restart
+            is_restart = latest_step <= MAX_UNTIMED_STEPS and time_ms <= max(steps_ms, RESTART_MS)
+            if time_ms >= latest_ms or (num_untimed_steps and is_restart):
                 latest_ms, latest_step = time_ms, row["step"]
             else:
                 dropped.setdefault(row["step"], f"from {latest_ms:g} to {time_ms:g} ms at step {row['step']}")
@@ -208,11 +212,12 @@ class PrintedTimes:
             passed = f"{unseen_s:.2f} s passed uncounted between lines that are several steps apart"
             sentences.append(f"{passed}: whether it validated or trained is not to be seen")
         step_s = abs(counted_s) / max(1, self._lines[-1].step - self._lines[0].step)
-        if (unseen_s := self._unseen_before_s()) > limit_s + UNNAMED_STEPS * step_s:
+        unseen_s, most_s = self._unseen_before_s(), limit_s + UNNAMED_STEPS * step_s
+        if unseen_s > most_s and self._unseen_before_s(FAST_FRAC) > most_s:
             first = self._lines[0]
             named = f"its first line is of step {first.step} and names {first.time_ms / 1e3:.2f} s"
             sentences.append(f"{named}, {unseen_s:.2f} s less than as many of the next steps take: print step 0 too")
-        unnamed = [portion for portion in self._unnamed_s() if portion[0] > limit_s + UNNAMED_STEPS * step_s]
+        unnamed = [portion for portion in self._unnamed_s() if portion[0] > most_s]
         sentences += [f"{passed_s:.2f} s passed uncounted {where}" for passed_s, where in unnamed]
         sentences += self._untimed()
         for a, b in pairwise(self._with_restart):
@@ -221,14 +226,22 @@ class PrintedTimes:
                 break
         return sentences, disturbances
 
-    def _unseen_before_s(self) -> float:
-        """Returns by how much the steps before the first line, which no clock saw, count less than as many after it."""
-        first = self._lines[0]
+    def _unseen_before_s(self, later_frac: float | None = None) -> float:
+        """Returns by how much the steps before the first line, which no clock saw, count less than as many after it.
+
+        later_frac: compare with as many steps anywhere later, of which only this fraction took less; None: with those
+        that follow at once, of which a busy machine may have stopped one.
+        """
+        first, lines = self._lines[0], self._lines
         num_steps = first.step - self._num_untimed_steps
-        later = next((line for line in self._lines if line.step >= first.step + num_steps), self._lines[-1])
-        if self._lines != self._with_restart or num_steps < 1 or later.step == first.step:
+        if lines != self._with_restart or num_steps < 1 or lines[-1].step == first.step:
             return 0.0  # at a restart _unnamed_s() tells
-        return (num_steps * (later.time_ms - first.time_ms) / (later.step - first.step) - first.time_ms) / 1e3
+        steps, taken_ms = [line.step for line in lines], list[float]()
+        for begin in lines if later_frac is not None else lines[:1]:
+            end = lines[min(bisect.bisect_left(steps, begin.step + num_steps), len(lines) - 1)]
+            if end.step >= begin.step + num_steps or not taken_ms:
+                taken_ms.append(num_steps * (end.time_ms - begin.time_ms) / (end.step - begin.step))
+        return (sorted(taken_ms)[int((later_frac or 0.0) * len(taken_ms))] - first.time_ms) / 1e3
 
     def _unnamed_s(self) -> Iterator[tuple[float, str]]:
         """Yields (seconds without a printed time, where): at the restart of the clock, and after the last time."""

@@ -11,6 +11,7 @@ from bench.base.reading.damage import reading_record
 
 FOLDER = "races"
 CACHES = ".caches.tmp"  # compilers' caches, in the folder of a race until it ends
+ARMS = "RACE_ARMS"  # variable of the runs of a race: the folders of its arms' scripts
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # {variable: subfolder of CACHES}
 STAIRCASE = "ladder.html"  # the page in the folder of a race of the ladder
 NAME = re.compile(r"\w[\w.-]*")  # no slashes or "..": the id may come from a foreign record
@@ -71,17 +72,21 @@ def is_open(results: Path, race_id: str) -> bool:
     return (race / "plan.json").is_file() and not (race / "race.json").is_file()
 
 
-def describe(arm: Mapping[str, Any]) -> str:
-    """Describes an arm of a plan or of race.json: its overrides and its revision."""
-    rev = arm.get("rev")
-    return (" ".join(arm.get("overrides") or ()) or "the default") + ("" if rev is None else f" at {rev}")
+def describe(arm: Mapping[str, Any], of_revisions: bool = False) -> str:
+    """Describes an arm of a plan or of race.json: its overrides and its code, which may be the checkout's."""
+    rev, overrides = arm.get("rev"), " ".join(arm.get("overrides") or ())
+    if rev is None and of_revisions:
+        checkout = "this checkout" + ", with uncommitted changes" * bool(arm.get("dirty"))
+        return f"{overrides} in {checkout}" if overrides else checkout
+    return (overrides or "the default") + ("" if rev is None else f" at {rev}")
 
 
 def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Returns {name: describe() of the arm}, without the overrides that all arms share."""
     common = shared(arms)
     own = {name: [text for text in arm.get("overrides") or [] if text not in common] for name, arm in arms.items()}
-    return {name: describe({**arm, "overrides": own[name]}) for name, arm in arms.items()}
+    of_revisions = any(arm.get("rev") is not None for arm in arms.values())
+    return {name: describe({**arm, "overrides": own[name]}, of_revisions) for name, arm in arms.items()}
 
 
 def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:

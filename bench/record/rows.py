@@ -128,7 +128,7 @@ METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Sho
 # Instruments that watch the machine and not the code: their doubts may exclude a run from a comparison, in either arm.
 # A recompilation or a stall that the code causes may not: it is part of how fast the code is.
 MACHINE_INSTRUMENTS = ("telemetry", "host", "clock", outside_clock.MACHINE)
-DISTRUSTING = ("script", outside_clock.CLOCK)  # if these doubt a run, its own times cannot be trusted
+DISTRUSTING = ("script", validity.FILES, outside_clock.CLOCK)  # if these doubt a run, its own times cannot be trusted
 PLAIN = frozenset((str, int, float, bool, type(None)))  # the types of values in columns, except in
 OF_SEVERAL = ("config", "machine_doubts")
 

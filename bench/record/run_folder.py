@@ -56,6 +56,9 @@ ROLES = {  # {file or folder: its role in the record's artifacts}
 }
 WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # the launcher writes these, the workers the rest
 OF_NODE = re.compile(r"\.node\d+(?=\.)")  # part of the name of a file that each node writes: telemetry.node1.csv
+CHECKPOINT_STATE, WARNED = "state.json", ".warned.tmp"  # in a checkpoint; in a run folder whose launcher was warned
+WARNING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # after which ranks write a checkpoint and end
+CHECKPOINT_NAME = re.compile(r"step(\d{1,12})")
 
 
 # ---- where records are
@@ -284,3 +287,37 @@ def remove_temporary(folder: Path | str) -> None:
 
 def _is_temporary(name: str) -> bool:
     return name == atomic.RESERVE or (name.startswith(".") and name.endswith(".tmp"))
+
+
+# ---- checkpoints, which bench/training/checkpoint.py writes
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Returns the folder of a run's checkpoint after this step."""
+    return run / "checkpoint" / f"step{step}"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Returns the folders of a run's complete checkpoints, the one after the most steps first."""
+    folders = [
+        path.parent
+        for path in (run / "checkpoint").glob(f"step*/{CHECKPOINT_STATE}")
+        if CHECKPOINT_NAME.fullmatch(path.parent.name)
+    ]
+    return sorted(folders, key=lambda folder: -int(folder.name.removeprefix("step")))
+
+
+def newest_checkpoint_state(run: Path) -> dict[str, Any]:
+    """Returns state.json of the newest checkpoint; {} without one."""
+    folders = checkpoints(run)
+    state: dict[str, Any] = atomic.read_json(folders[0] / CHECKPOINT_STATE, {}) if folders else {}
+    return state
+
+
+def remove_checkpoints(run: Path) -> None:
+    """Removes all checkpoints of a run, once it is complete."""
+    for folder in (run / "checkpoint").glob("step*"):
+        if CHECKPOINT_NAME.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+    if (run / "checkpoint").is_dir() and not any((run / "checkpoint").iterdir()):
+        (run / "checkpoint").rmdir()

@@ -15,6 +15,7 @@ KINDS: dict[str, Any] = {"string": str, "integer": int, "number": int | float, "
 FREE: dict[str, Any] = {"array": list, "object": dict[str, Any]}  # if the schema does not say what is inside
 
 Section = dict[str, Any]  # its fields are in run.schema.json; imported logs and older records lack some of them
+CALIBRATION = "calibration"  # the race_id of the runs of ./run.sh calibrate, which are in no race
 Facts = Mapping[str, Any]  # a record, or the sections of one that a function reads
 
 

@@ -37,6 +37,24 @@ class Event(TypedDict):
     rank: NotRequired[int | None]
 
 
+class Cause(TypedDict):
+    """What held up a step; ms: None if it is known only to coincide."""
+
+    what: str
+    ms: float | None
+
+
+class Stall(Event, total=False):
+    """A step far longer than the usual one."""
+
+    ms: float  # above the usual step
+    step_ms: float
+    usual_ms: float
+    what: str  # the first cause
+    causes: list[Cause]
+    where: dict[str, float]  # {"forward_ms": ..., ...}: what regions took above their usual
+
+
 def write(
     folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = CORE_COLUMNS, name: str = STEPS
 ) -> None:
@@ -196,4 +214,8 @@ def read_events(folder: Path | str) -> list[dict[str, Any]]:
         lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")
     except Missing:
         return []
-    return [json_file.parsed(line, f"{path}, line {number}", Event) for number, line in enumerate(lines[:-1], 1)]
+    events = [json_file.parsed(line, f"{path}, line {number}", Event) for number, line in enumerate(lines[:-1], 1)]
+    for number, event in enumerate(events, 1):
+        if event["event"] == "stall":
+            json_file.check_kind(event, Stall, f"{path}, line {number}")
+    return events

@@ -188,7 +188,9 @@ class Store(Database):
         self.db.execute("BEGIN")
         self._read_ledger()
         for path in below:
-            if os.path.exists(f"{path}/run.json"):
+            if (shown := plain_file.name_in_utf8(path)) != path:
+                self._on_error(f"{shown}: its name is not UTF-8: give it another")
+            elif os.path.exists(f"{path}/run.json"):
                 parent, name = os.path.split(path)
                 number, _ = self._folder(parent)
                 self._expect(number, name)

@@ -131,20 +131,23 @@ def read_study(folder: Path | str) -> Study:
 def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
     """Returns {arm: {value of the setting: metric}} of a study's trials that have ended, in the order of the values.
 
-    The metric is that of the goal; for a run that diverged, it is infinite.  Raises ValueError if a trial has none.
+    The metric is that of the goal; for a run that diverged, it is infinite.  A trial that failed is to be made again.
+    Raises ValueError if one has no metric to compare.
     """
     metric = metric_of(study)
     metric_by_value: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
     for point in points(folder):
         name = next(name for name, settings in study["arms"].items() if set(settings) <= set(point.overrides))
         run = point.folder and run_folder.read(point.folder)
-        if not run or run["status"] in ("aborted", "preempted", "running"):
+        if not run:
             continue
-        failure, loss = run["failure"] or {}, run["metrics"].get("val_loss" if metric == VAL_LOSS else "score")
-        if failure.get("kind") == "non_finite_loss":
+        loss = run["metrics"].get("val_loss" if metric == VAL_LOSS else "score")
+        if (run["failure"] or {}).get("kind") == "non_finite_loss":
             loss = metric.sign * math.inf
-        elif run["status"] != "complete" or run["validity"] == "invalid" or loss is None:
-            why = failure.get("message") or "; ".join(run["validity_reasons"])
+        elif run["status"] != "complete":
+            continue
+        elif run["validity"] == "invalid" or loss is None:
+            why = "; ".join(run["validity_reasons"])
             raise ValueError(f"{name}: its trial {run['run_id']} has no {metric.name} to compare: {why}")
         metric_by_value[name][float(values(point.overrides)[study["tune"]])] = float(loss)
     return {name: dict(sorted(tried.items())) for name, tried in metric_by_value.items()}

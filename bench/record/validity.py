@@ -12,6 +12,7 @@ from bench.record import outside_clock
 from bench.record.shape import Facts, Section, world_sizes
 
 NOT_COMPLETE = "the run did not complete"
+FILES = "files"  # instrument of doubts about what a user's own model or optimizer read
 BUSY = "other programs used"  # how the doubt about a busy machine begins
 MAX_FOREIGN_CPU_CORES = 0.1  # load by other programs during a CPU run; above it, steps take visibly longer (assumed)
 # By how much two ways of computing the mean loss of some thousand tokens may differ: (eager, compiled).  Measured in
@@ -19,6 +20,7 @@ MAX_FOREIGN_CPU_CORES = 0.1  # load by other programs during a CPU run; above it
 # A kernel that fuses the cap of the logits with the loss skips a rounding to bfloat16, of up to 0.06 for logits above
 # 16: in a simulation of logits like those of a record, the mean changes by 1.5e-3.  GPUs are assumed, not measured.
 BOUND_NATS = {"float32": (2e-5, 1e-4), "bfloat16": (1e-3, 3e-3)}
+BELOW_ZERO = "val_loss {:.6f} is below 0, as no loss in nats per token is: name another metric as goal.metric"
 START_FRAC = 0.95  # a loss at step 0 below this fraction of ln V was trained before the clock, or knows the data
 # The loss of a held-out slice differs, as its text does.  Of cpu_nano's 130 batches of validation data, the mean of 1,
 # 2, 4 and 8 held-out ones was at most 2.1, 3.0, 3.2 and 2.9 standard errors above the validation in 20,000 draws each.
@@ -44,6 +46,8 @@ def validity(run: Facts) -> tuple[str, list[str]]:
         is_below = val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"])
     if is_below:
         return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: {sees}"]
+    if val_loss is not None and val_loss < 0:
+        return "invalid", [BELOW_ZERO.format(val_loss), *doubts]
     implausible = (run.get("goal") or {}).get("implausible_val_loss")
     if implausible is not None and val_loss < implausible:
         reason = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"

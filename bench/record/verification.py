@@ -48,8 +48,8 @@ class RunFiles:
 
     @functools.cached_property
     def config(self) -> schema.Config:
-        """config.yaml.  Raises ValueError, as schema.read() does."""
-        return schema.read(self.folder)
+        """config.yaml.  Raises ValueError, as schema.recorded() does."""
+        return schema.recorded(self.folder)
 
     @functools.cached_property
     def steps(self) -> list[step_files.StepRow]:
@@ -147,15 +147,19 @@ def artifacts_are_unchanged(files: RunFiles, run: Record) -> tuple[bool, str]:
     tops = {artifact["path"].partition("/")[0] for artifact in run["artifacts"] if artifact["role"] in LOCAL_ROLES}
     absent = sorted(top for top in tops if not (files.folder / top).exists())
     present = [artifact for artifact in run["artifacts"] if artifact["path"].partition("/")[0] not in absent]
-    wrong = [change for artifact in present if (change := _change(files.folder, artifact))]
+    wrong = [change for artifact in present if (change := change_of(files.folder, artifact))]
     note = f"; not here, as in a clone: {', '.join(absent)}" if absent else ""
     return not wrong, "; ".join(wrong) or f"{len(present)} files{note}"
 
 
-def _change(folder: Path, artifact: Section) -> str | None:
-    """Returns how a file differs from what the record says, or None."""
+def change_of(folder: Path, artifact: Section) -> str | None:
+    """Returns how a file differs from what the record says of it, or None."""
     path = folder / artifact["path"]
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # the latter in Python 3.11 and 3.12
+        return f"{artifact['path']} is a loop of links"
+    if not is_inside:
         return f"{artifact['path']} lies outside the folder"
     if not path.is_file():
         return f"{artifact['path']} is missing"

@@ -214,12 +214,12 @@ def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:
     remarks = []
     if any(len(runs) > 1 for runs in arms.values()):
         kept = "a run that has ended keeps its last value"
-        remarks.append(f"mean of each line's runs ({kept}), band from the smallest to the largest")
+        remarks.append(f"mean of each line's runs ({kept}), with a band from the smallest to the largest")
     every = max((run["every"] for runs in arms.values() for run in runs), default=1)
     if every > 1 and y in TRAINED:
         remarks.append(f"a point is the mean of up to {every} steps")
     if y == "step_ms":
-        remarks.append("within-run: for diagnosis, not for the verdict")
+        remarks.append("within-run times, for diagnosis only")
     return "; ".join(remarks)
 
 

@@ -8,34 +8,38 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from bench.base import change_points, stats
 from bench.base.change_points import Change
-from bench.base.paths import user_path, working_folder
+from bench.base.paths import results_root, shown, user_path, working_folder
 from bench.base.reading.damage import Damaged
+from bench.base.text_table import two_digits
 from bench.machine import git
 from bench.record import configs, race_folder, run_folder
 from bench.record.rows import ListedRow
 from bench.web.chart import chart, mark_of, series_of
-from bench.web.document import Block, Chart, Document, Hint, Lines, Section, Table, Verdict, code, coloured
+from bench.web.document import Chart, Document, Lines, Section, Table, Verdict, code, coloured
 from bench.web.page import tag
 
 MEASURES = {"step_avg_ms": "ms", "train_s": "s", "val_loss": "nats"}  # {measure: unit}; lower is better
+STEADY = {"step_avg_ms": 10.0, "train_s": 10.0, "val_loss": 0.05}  # %, nats: steady if larger changes would be seen
 SHORT = 10  # displayed characters of a commit's hash
 OF_REVISION = ("script.rev", "script.root")  # settings that may differ within a configuration
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
-    "A commit's value is the mean of its valid and suspect runs of one configuration on one machine; for times it is "
-    "the geometric mean.",
+    "A commit's value is the mean of its runs of one configuration on one machine.  For times it is geometric, and of "
+    "the first race with two runs that the machine did not disturb, without disturbed ones, or else of the first race: "
+    "commits that share several races look alike, and their steady series would show changes.",
     "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest "
     "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "
     "commits; the interval of a change is that of Welch's t test.",
     "The method assumes that this noise is independent, which it is not on a machine that drifts over days: confirm a "
-    "change with the command beside it, which interleaves its runs.",
+    "change with its command, which interleaves the runs.",
 )
 
 
@@ -50,6 +54,7 @@ class Point:
     commit: Commit
     value: float  # mean of the measure
     num_runs: int
+    num_suspect: int
 
 
 @dataclass(frozen=True)
@@ -61,34 +66,56 @@ class Series:
     measure: str
     points: Sequence[Point]  # in the order of the commits
     changes: Sequence[Change]  # before and after index points; steps of times are logarithmic
+    hidden_step: float | None  # change_points.hidden_step(); None for too few commits
     settings: Sequence[str]  # overrides of its newest run, as they were typed
+
+    @property
+    def unit(self) -> str:
+        return "nats" if self.measure == "val_loss" else "%"
+
+    def sized(self, step: float) -> float:
+        """Returns a step in the series' unit."""
+        return step if self.measure == "val_loss" else 100 * math.expm1(step)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether no change is shown, and one of STEADY or more would probably have been."""
+        hidden = None if self.changes else self.hidden_step
+        return hidden is not None and self.sized(hidden) <= STEADY[self.measure]
 
     def step_of(self, change: Change) -> str:
         """Returns a change as text, such as "+4.2 % [+3.9, +4.5]", in nats for a loss."""
-        values = [value for value in (change.step, change.low, change.high) if value is not None]
-        if self.measure != "val_loss":
-            values = [100 * math.expm1(value) for value in values]
-        digits, unit = (4, "nats") if self.measure == "val_loss" else (2, "%")
-        step, *ends = (f"{value:+.{digits}f}" for value in values)
-        return f"{step} {unit}" + (f" [{', '.join(ends)}]" if ends else "")
+        values = [self.sized(value) for value in (change.step, change.low, change.high) if value is not None]
+        step, *ends = (f"{value:+.{4 if self.measure == 'val_loss' else 2}f}" for value in values)
+        return f"{step} {self.unit}" + (f" [{', '.join(ends)}]" if ends else "")
+
+    @property
+    def possible_change(self) -> Change | None:
+        """What may have become worse since the best commit of an undecided series."""
+        values = [point.value for point in self.points]
+        best = values.index(min(values))
+        is_open = not self.changes and not self.is_steady and values[-1] > values[best]
+        return Change(best, len(values) - 1, values[-1] - values[best], None, None) if is_open else None
 
     def command_of(self, change: Change) -> str:
         """Returns the command that finds the commit of a change, or confirms it if it is known already."""
         before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
-        on = ["--on", "val_loss"] if self.measure == "val_loss" else []
+        verb, on = f"bisect {before} {after}", ["--on", "val_loss"] * (self.measure == "val_loss")
+        if change.step < 0:  # bisect looks for what made it worse
+            verb, on = f"race {before}..{after}", ["on=loss"] * (self.measure == "val_loss")
         cwd, settings = working_folder(), []  # where the command is typed
         for key, _, value in (pair.partition("=") for pair in self.settings):
             if key not in PER_COMMIT:  # a script gets its arguments as they are
                 value = os.path.relpath(value, cwd) if f"{value}/".startswith(f"{cwd}/") else value
                 settings.append(f"{key}={value}")
-        return f"./run.sh bisect {before} {after} {shlex.join([*on, *settings])}".rstrip()
+        return f"./run.sh {verb} {shlex.join([*on, *settings])}".rstrip()
 
 
 def commits_of(repo: Path, rev: str) -> list[Commit]:
     """Returns the last first-parent commits of a revision, oldest first.  Raises ValueError if it does not exist."""
     form = ("--first-parent", "--reverse", f"-n{change_points.MAX_VALUES}", "--format=%H%x09%cs%x09%s")
     try:
-        lines = git.run(repo, "log", *form, rev, "--")
+        lines = git.run(repo, "log", *form, "--end-of-options", rev, "--")
     except git.Failed as error:
         why = f"{repo} is in no repository with this revision ({error})"
         raise ValueError(f"{rev}: {why}: change the folder, or use --rev") from None
@@ -98,14 +125,14 @@ def commits_of(repo: Path, rev: str) -> list[Commit]:
 def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: str) -> list[Series]:
     """Returns the series that have runs of two commits or more, the longest first."""
     order = {commit.sha: number for number, commit in enumerate(commits)}
-    groups: dict[tuple[Any, ...], list[tuple[int, ListedRow]]] = {}
-    for row in rows:
+    groups: dict[tuple[Any, ...], dict[int, list[ListedRow]]] = {}
+    for row in sorted(rows, key=lambda row: row["started_at"] or ""):
         sha = _commit_of(row)
         value = row[measure]  # type: ignore[literal-required]
         is_doubtful = measure != "val_loss" and (row["script_doubt"] is not None or (value or 0) <= 0)  # its clock lies
         if sha in order and value is not None and not is_doubtful:
-            groups.setdefault(_key(row), []).append((order[sha], row))
-    candidates = (_series(runs, commits, measure) for runs in groups.values())
+            groups.setdefault(_key(row), {}).setdefault(order[sha], []).append(row)
+    candidates = (_series(by_commit, commits, measure) for by_commit in groups.values())
     return sorted((series for series in candidates if len(series.points) > 1), key=lambda series: -len(series.points))
 
 
@@ -129,7 +156,12 @@ def _key(row: ListedRow) -> tuple[Any, ...]:
     return (
         row["track"],
         row["comparability_id"],
-        *(f"{key}={value}" for key, value in settings.items() if key not in OF_REVISION),
+        # two clones lie in different folders, and so does what describes their lines
+        *(
+            f"{key}={PurePath(str(value)).name if key == 'script.dialect' else value}"
+            for key, value in settings.items()
+            if key not in OF_REVISION
+        ),
     )
 
 
@@ -138,20 +170,30 @@ def mean_of(values: Iterable[float], measure: str) -> float:
     return stats.mean(values) if measure == "val_loss" else math.exp(stats.mean(map(math.log, values)))
 
 
-def _series(runs: Sequence[tuple[int, ListedRow]], commits: Sequence[Commit], measure: str) -> Series:
-    values: dict[int, list[float]] = {}
-    for number, row in runs:
-        values.setdefault(number, []).append(row[measure])  # type: ignore[literal-required]
-    points = [
-        Point(commits[number], mean_of(values[number], measure), len(values[number])) for number in sorted(values)
-    ]
+def _series(rows: Mapping[int, Sequence[ListedRow]], commits: Sequence[Commit], measure: str) -> Series:
+    """rows: {index of a commit: its runs in the order of their starts}."""
+    points = []
+    for number, of_commit in sorted(rows.items()):
+        of_commit = of_commit if measure == "val_loss" else _counted(of_commit)
+        value = mean_of((row[measure] for row in of_commit), measure)  # type: ignore[literal-required]
+        num_suspect = sum(row["validity"] == "suspect" for row in of_commit)
+        points.append(Point(commits[number], value, len(of_commit), num_suspect))
     scaled = [point.value if measure == "val_loss" else math.log(point.value) for point in points]
-    _, newest = max(runs, key=lambda run: run[1]["started_at"] or "")
+    newest, *_ = newest_first = sorted(chain(*rows.values()), key=lambda row: row["started_at"] or "", reverse=True)
     optim = None if newest["optim"] == "unknown" else newest["optim"]
     name = ", ".join(filter(None, [newest["model"], optim, f"track {newest['track']}"]))
     machine = ", ".join(filter(None, [newest["device"], f"torch {newest['torch']}" if newest["torch"] else ""]))
-    typed = _typed(sorted((row for _, row in runs), key=lambda row: row["started_at"] or "", reverse=True))
-    return Series(name, machine, measure, points, change_points.find(scaled), typed)
+    hidden = change_points.hidden_step(scaled) if len(scaled) >= change_points.MIN_VALUES else None
+    return Series(name, machine, measure, points, change_points.find(scaled), hidden, _typed(newest_first))
+
+
+def _counted(rows: Sequence[ListedRow]) -> list[ListedRow]:
+    """Returns the runs of a commit whose times count, as METHOD says; those outside of races are as one race."""
+    races: dict[str | None, list[ListedRow]] = {}
+    for row in rows:
+        races.setdefault(row["race_id"], []).append(row)
+    undisturbed = ([row for row in race if not row["machine_doubts"]] for race in races.values())
+    return next((race for race in undisturbed if len(race) > 1), next(iter(races.values())))
 
 
 def _typed(rows: Sequence[ListedRow]) -> list[str]:
@@ -167,9 +209,11 @@ def _typed(rows: Sequence[ListedRow]) -> list[str]:
 def document(series: Sequence[Series], where: str) -> Document:
     """Returns the page of a repository.  where: its name and revision.  Raises ValueError if there is no series."""
     if not series:
-        raise ValueError(f"{where}: no two commits have runs yet: ./run.sh race HEAD~1 HEAD script=... measures them")
+        have = f"no two commits have runs in {shown(results_root())}"
+        remedy = "race them (./run.sh race HEAD~1 HEAD script=...), or name a folder with their runs (speedrun/results)"
+        raise ValueError(f"{where}: {have}: {remedy}")
     verdicts = [verdict for curve in series for verdict in _verdicts(curve)]
-    blocks = [block for number, curve in enumerate(series) for block in _blocks(curve, number)]
+    blocks = [_section(curve, number) for number, curve in enumerate(series)]
     data = [_data(curve) for curve in series]
     return Document(f"Speed of {where}", verdicts, [*blocks, Section("Method", [Lines(METHOD)])], data)
 
@@ -181,24 +225,26 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         between = f"between {before.sha[:SHORT]} and {after.sha[:SHORT]} ({after.date})"
         sentence = f"{series.measure} changed by {series.step_of(change)} {between}"
         labels = ("better", "worse") if series.measure == "val_loss" else ("faster", "slower")
-        yield Verdict(sentence, labels[change.step > 0], series.name)
+        command = f"to find or confirm the commit: {series.command_of(change)}"
+        yield Verdict(sentence, labels[change.step > 0], series.name, [command])
     if not series.changes:
         num = len(series.points)
-        why = "" if num >= change_points.MIN_VALUES else f"; it takes {change_points.MIN_VALUES} to show one"
-        badge = coloured("unknown", "badge soft") if why else coloured("steady", "badge good")
-        yield Verdict(f"no change of {series.measure} is shown in {num} commits{why}", "", series.name, badges=[badge])
+        sentence, about = f"no change of {series.measure} is shown in {num} commits", "undecided"
+        if series.hidden_step is None:
+            sentence = f"{sentence}; it takes {change_points.MIN_VALUES} to show one"
+        elif series.is_steady:
+            about = "steady"
+        else:
+            step = series.sized(series.hidden_step)
+            size = f"{step:.2g} nats" if series.unit == "nats" else f"{two_digits(step)} {series.unit}"
+            sentence = f"{sentence}; a change of {size} would be missed half of the time"
+        badge = coloured(about, f"badge {'good' if series.is_steady else 'soft'}")
+        possible = series.possible_change
+        remedy = [f"to see if a commit since the best made it worse: {series.command_of(possible)}"] if possible else []
+        yield Verdict(sentence, "", series.name, remedy, [badge])
 
 
-def _blocks(series: Series, number: int) -> Iterator[Block]:
-    rows = [
-        [
-            series.step_of(change),
-            *(code(series.points[index].commit.sha[:SHORT]) for index in (change.before, change.after)),
-            str(change.after - change.before),
-            code(series.command_of(change)),
-        ]
-        for change in reversed(series.changes)  # as the verdicts above: the newest first
-    ]
+def _section(series: Series, number: int) -> Section:
     levels = _levels(series)
     labels = [f"{point.commit.sha[:SHORT]} {point.commit.subject}" for point in series.points]
     unit = MEASURES[series.measure]
@@ -215,23 +261,20 @@ def _blocks(series: Series, number: int) -> Iterator[Block]:
         ],
         [mark_of(change.after, f"{series.step_of(change)}", "stall") for change in series.changes],
     )
-    heads = ("change [95 % interval]", "between", "and", "commits", "to find or confirm it")
-    changes: list[Block] = [Table(heads, rows, (True, False, False, True, False), style="tight")] if rows else []
     commits = [
         [
             code(point.commit.sha[:SHORT]),
             f"{point.value:.6g}",
-            str(point.num_runs),
+            *(str(point.num_runs), str(point.num_suspect or "")),
             point.commit.date,
             point.commit.subject,
         ]
         for point in reversed(series.points)
     ]
-    right = (False, True, True, False, False)
-    table = Table(("commit", series.measure, "runs", "date", "subject"), commits, right, limit=10, style="tight")
-    yield Section(f"{series.name}: {series.machine}", [*changes, Chart(drawn), table])
-    if series.changes:
-        yield Hint(f"to find or confirm the newest change: {series.command_of(series.changes[-1])}")
+    right = (False, True, True, True, False, False)
+    heads = ("commit", series.measure, "runs", "suspect", "date", "subject")
+    table = Table(heads, commits, right, limit=10, more=": --json has all", style="tight")
+    return Section(f"{series.name}: {series.machine}", [Chart(drawn), table])
 
 
 def _levels(series: Series) -> list[float | None]:
@@ -246,8 +289,12 @@ def _levels(series: Series) -> list[float | None]:
 
 
 def _data(series: Series) -> dict[str, Any]:
-    about = {"name": series.name, "machine": series.machine, "measure": series.measure}
-    values = [{series.measure: point.value, "num_runs": point.num_runs} for point in series.points]
+    command = series.possible_change and series.command_of(series.possible_change)
+    about = {"name": series.name, "machine": series.machine, "measure": series.measure, "command": command}
+    values = [
+        {series.measure: point.value, "num_runs": point.num_runs, "num_suspect": point.num_suspect}
+        for point in series.points
+    ]
     points = [point.commit._asdict() | value for point, value in zip(series.points, values, strict=True)]
     ends = [{end: points[getattr(change, end)]["sha"] for end in ("before", "after")} for change in series.changes]
     changes = [{"change": series.step_of(change), "command": series.command_of(change)} for change in series.changes]
@@ -257,13 +304,14 @@ def _data(series: Series) -> dict[str, Any]:
 def badge(series: Sequence[Series]) -> str:
     """Returns an SVG badge for a README with the newest change of the longest series."""
     first = series[0]
-    message, colour = f"steady, {len(first.points)} commits", "#2e7d32"
-    if first.changes:
+    message, colour = f"undecided, {len(first.points)} commits", "#5f6368"
+    if first.is_steady:
+        message, colour = f"steady, {len(first.points)} commits", "#2e7d32"
+    elif first.changes:
         newest = first.changes[-1]
-        message = f"{first.step_of(newest).partition(' [')[0]} at {first.points[newest.after].commit.sha[:7]}"
+        between = "..".join(first.points[at].commit.sha[:7] for at in (newest.before, newest.after))
+        message = f"{first.step_of(newest).partition(' [')[0]} in {between}"
         colour = "#b3261e" if newest.step > 0 else "#2e7d32"
-    elif len(first.points) < change_points.MIN_VALUES:
-        message, colour = f"{len(first.points)} commits", "#5f6368"
     widths_px = left_px, right_px = [7 * len(text) + 12 for text in ("speed", message)]  # for Verdana at 11 px
     look = {"y": 14, "fill": "#fff", "font_family": "Verdana,Geneva,sans-serif", "font_size": 11}
     parts = [

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.base import atomic
-from bench.base.paths import REPO, project_folder, published_root, shown, variables
+from bench.base.paths import REPO, project_folder, published_root, shown, user_path, variables
 from bench.base.reading import plain_file
 
 END = "<!-- end of ./run.sh -->"
@@ -65,13 +65,17 @@ def check(files: Sequence[Path | str], table: Table) -> int:
     return code
 
 
-def write(files: Sequence[Path | str], table: Table) -> int:
-    """Updates every table in these files, or in the committed ones if there are none.  Returns the exit code, 0."""
+def write(files: Sequence[Path | str], table: Table, only_changes: bool = False) -> int:
+    """Updates every table in these files, or in the committed ones if there are none.  Returns the exit code, 0.
+
+    It prints the state of each file; only_changes: of each that it has changed.
+    """
     for file, before in _contents(files):
         after = fresh(before, lambda command: printed(command, table))
         if after != before:
             atomic.write_text(file, after)
-        print(f"{shown(file)}: {'written' if after != before else 'up to date'}")
+        if after != before or not only_changes:
+            print(f"{shown(file)}: {'written' if after != before else 'up to date'}")
     return 0
 
 
@@ -80,12 +84,12 @@ def _contents(files: Sequence[Path | str]) -> Iterator[tuple[Path, str]]:
 
     The tables of claims are excluded, because ./run.sh judge checks them.
     """
-    paths, readmes = [Path(file) for file in files], list[Path]()
+    paths, readmes = [user_path(file) for file in files], list[Path]()
     if not paths:
         paths = [project_folder() / name for name in FILES]
         if project_folder() != REPO:  # a user's project need not have these files
             paths = [path for path in paths if path.exists()]
-        readmes = sorted(published_root().glob("*/README.md"))
+        readmes = sorted(published_root().glob("[!.]*/README.md"))  # .NAME.PID.tmp is one that is being published
         paths += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
     if not paths and not readmes:
         raise ValueError(f"{project_folder()}: there is no {' or '.join(FILES)}: name a Markdown file")

@@ -18,7 +18,7 @@ from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
 from bench.record import race_folder, run_folder
 from bench.record.shape import Record
-from bench.report import curves, run_page, verdicts
+from bench.report import curves, run_facts, run_page, verdicts
 from bench.report.verdicts import SHORT, Against, Options
 from bench.web.chart import chart, series_of
 from bench.web.document import (
@@ -65,7 +65,7 @@ def write_run_pages(folder: Path | str) -> None:
 def block(folder: Path | str) -> str:
     """Returns the verdict in Markdown, for a pull request."""
     path = Path(folder) / TEXT
-    if not path.exists():
+    if path.is_symlink() or not path.exists():
         raise ValueError(f"--md {folder}: the race has no race.md yet: it is written when the race ends")
     return plain_file.text(path)
 
@@ -89,8 +89,7 @@ def document_of(
     counted_runs = [run for run in runs if not run["discarded"] and run["run"]["status"] == "complete"]
     complete = {name: [run["folder"] for run in counted_runs if run["arm"] == name] for name in names}
     blocks = [
-        *verdicts.before_numbers(who, common, against, options),
-        verdicts.numbers(baseline, against),
+        *verdicts.answer(who, common, against, options),
         *([_runs(runs, names, at)] if folder is not None else []),
         Section("Curves", [Columns([*map(Chart, curves.arm_charts(complete))])]),
         Bullets([f"The machine was not as before: {fault}." for fault in race.get("machine") or ()]),
@@ -101,8 +100,10 @@ def document_of(
     title = f"Race: {and_(others)} against {baseline}"
     page_title = f"{title}, track {race.get('track')}"
     way = staircase(folder, at, race) if folder is not None else None
-    state = [f"track {race.get('track')}", str(race.get("status")).replace("_", " "), race.get("why")]
-    facts = [*state, race.get("started_at"), code(str(race.get("race_id"))), way]
+    trained = run_facts.training(folders[0] for folders in complete.values() if folders)
+    state = [trained, f"track {race.get('track')}", str(race.get("status")).replace("_", " ")]
+    why = race.get("why") if against else None  # else the verdict says it
+    facts = [*state, why, race.get("started_at"), code(str(race.get("race_id"))), way]
     return Document(title, _verdicts(race, against), blocks, race, page_title, [fact for fact in facts if fact])
 
 
@@ -164,8 +165,8 @@ def _plan(race: race_folder.Race) -> Section:
     if order:
         started = ", ".join(f"{len(arm.get('runs') or ())} {name}" for name, arm in arms.items())
         in_turn = "".join(name if len(name) == 1 else f" {name}" for name in order).strip()
-        planned = f"planned {plan['n']} runs of each arm, " if plan.get("n") else ""
-        lines.append(f"{planned}started {started}; order {in_turn}, after a warm-up of each arm")
+        planned = f"planned {plan['n']} runs per arm, " if plan.get("n") else ""
+        lines.append(f"{planned}started {started}; order {in_turn}, after a warm-up per arm")
     rules = [f"alpha {plan['alpha']:g}"] if plan.get("alpha") else []
     looks = plan.get("looks") or []
     at = f"{looks[0]}, and after every round" if plan.get("sequential") else ", ".join(map(str, looks))
@@ -241,8 +242,10 @@ def _runs(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> Section:
             ]
         )
     if not rows:
-        return Section("Runs, in their order", [Lines(["The records of its runs are not here."], is_soft=True)])
+        return Section("Runs in order", [Lines(["The records of its runs are not here."], is_soft=True)])
     score = metric.from_goal(runs[0]["run"].get("goal")).name
     heads = ("run", "arm", "seed", "train time, s", score, "step_avg, ms", "status", "run id")
-    listed = Table(heads, rows, [False, False, *[True] * 4, False, False], style="tight")
-    return Section("Runs, in their order", [Columns(_points(runs, names, at)), listed])
+    listed: Block = Table(heads, rows, [False, False, *[True] * 4, False, False], style="tight")
+    if len(names) > 2:
+        listed = Section(f"All {len(rows)} runs", [listed], is_folded=True)
+    return Section("Runs in order", [Columns(_points(runs, names, at)), listed])

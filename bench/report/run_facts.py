@@ -5,7 +5,7 @@ Costs of time that nothing watched for are listed as unknown.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +15,8 @@ from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted
 from bench.base.units import format_bytes
-from bench.record import certificates
+from bench.record import certificates, configs, run_folder
+from bench.record.rows import row_of
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 from bench.web.document import Block, Bullets, Columns, Lines, Section, Shown, Table, Verbatim, code, coloured, link
@@ -24,7 +25,7 @@ from bench.web.page import join, tag
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
 MAX_EVENTS = 200
 MAX_OPEN_EVENTS = 12  # more events are folded
-STALL = ("ms", "step_ms", "usual_ms", "what")
+STALL = ("ms", "step_ms", "usual_ms", "what", "causes", "where")
 NAMES = {
     "cpu_model": "CPU",
     "num_cpus": "CPU cores",
@@ -40,6 +41,20 @@ def device(environment: Mapping[str, Any]) -> str | None:
     """Returns text such as "8 x NVIDIA H100", or the CPU's model; None if it is unknown."""
     gpus = environment.get("gpus") or []
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
+
+
+def training(folders: Iterable[Path]) -> str:
+    """Returns what these runs train, as far as they share it: "pysource, gpt2, 4 layers of width 128, ..."."""
+    rows = [row_of(run_folder.read(folder), configs.read(str(folder))) for folder in folders]
+    seen = {key: {row[key] for row in rows} for key in ("data", "model", "size", "num_steps", "batch_tokens", "device")}
+    alike: dict[str, Any] = {key: next(iter(values)) if len(values) == 1 else None for key, values in seen.items()}
+    parts = [alike["data"], alike["model"]]
+    if alike["size"]:
+        num_layers, width = alike["size"].split("x")
+        parts.append(f"{counted(int(num_layers), 'layer')} of width {width}")
+    if alike["num_steps"] and alike["batch_tokens"]:
+        parts.append(f"{alike['num_steps']:,} steps of {alike['batch_tokens']:,.0f} tokens")
+    return ", ".join([part for part in parts if part] + [f"on {alike['device']}"] * bool(alike["device"]))
 
 
 def _facts(title: str, facts: Mapping[str, object], *blocks: Block) -> Section:
@@ -78,7 +93,7 @@ def where(folder: Path, run: Record, at: Path) -> Section:
     ]
     facts = {key: fact if isinstance(fact, Shown) else plain(fact) for key, fact in facts.items()}
     data = Section(f"Data: {len(shards)} shards", [Table(("split", "shard", "tokens", "sha256"), shards)], True)
-    return _facts("Where and with what", facts, *([data] if shards else []))
+    return _facts("Environment", facts, *([data] if shards else []))
 
 
 def _outside(run: Record) -> str | None:
@@ -95,7 +110,7 @@ def stages(run: Record) -> Section:
     columns = {
         "from step": "first_step",
         "steps": "num_steps",
-        "tokens a step": "batch_tokens",
+        "tokens per step": "batch_tokens",
         "tokens a sequence": "seq_len",
         "micro-steps": "num_micro_steps",
         "window": "window_tokens",
@@ -130,6 +145,7 @@ def summaries(run: Record) -> Section:
 def files(folder: Path, run: Record, at: Path) -> Section:
     """Returns all files of the record with links to those that exist, and the settings.  at: the page's folder."""
     settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
+    settings = [path for path in settings if not path.is_symlink()]  # to a file of the reader's own
     parts = [Section(path.name, [Verbatim(_text(path))], is_folded=True) for path in settings]
     entries = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
     way = os.path.relpath(folder.resolve(), at.resolve())
@@ -164,7 +180,7 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
         if cost["count"]:
             ms = cost.get("ms")
             lines.append([_kind(kind), cost["count"], round(ms, 3) if isinstance(ms, float) else ms])
-    caption = "What cost time in the timed region"
+    caption = "Costs in the timed region"
     parts: list[Block] = [Table(("what", "count", "cost, ms"), lines, caption=caption)] if lines else []
     quiet = [_kind(kind) for kind, cost in costs.items() if not cost["count"]]
     until = "" if run["status"] == "complete" else " before it ended"
@@ -185,7 +201,7 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
         f"Instrument warning: {warning.get('instrument')}, rank {warning.get('rank')}: {warning.get('error')}"
         for warning in run.get("warnings") or []
     ]
-    return Section("What happened", [*parts, Bullets(warnings)])
+    return Section("Events", [*parts, Bullets(warnings)])
 
 
 def costs_of(run: Record, rows: Sequence[StepRow]) -> dict[str, dict[str, Any]]:
@@ -202,13 +218,20 @@ def _kind(kind: str) -> str:
 
 
 def details(event: Mapping[str, Any]) -> str:
-    """Returns an event's facts as text; for a stall, its length and cause come first."""
+    """Returns an event's facts as text; for a stall, its length, its causes and its regions come first."""
     skipped, parts = ["t_ns", "utc", "event", "rank", "step"], []
     if event["event"] == "stall" and all(name in event for name in STALL):
         skipped += STALL
-        parts = [f"{event['ms']:.4g} ms above the usual {event['usual_ms']:.4g} ms", f"cause {_kind(event['what'])}"]
+        causes = {cause["what"]: cause["ms"] for cause in event["causes"]} or {event["what"]: None}
+        parts = [f"{event['ms']:.4g} ms above the usual {event['usual_ms']:.4g} ms", f"cause: {_each_ms(causes)}"]
+        parts += [f"in {_each_ms(event['where'])}"] if event["where"] else []
     shown = {key: value for key, value in event.items() if key not in skipped and value not in (None, [], {})}
     return ", ".join([*parts, *(f"{key} {plain(value)}" for key, value in shown.items())])
+
+
+def _each_ms(ms_by_name: Mapping[str, float | None]) -> str:
+    lines = ((_kind(name.removesuffix("_ms")), ms) for name, ms in ms_by_name.items())
+    return ", ".join(name if ms is None else f"{name} {ms:.4g} ms" for name, ms in lines)
 
 
 def plain(value: object) -> str | None:
@@ -284,7 +307,7 @@ def unknown_section(run: Record) -> Section:
         "number of validation tokens": (run["goal"] or {}).get("val_tokens"),
         "model": None if run["model"].get("arch") == "unknown" else run["model"].get("arch"),
         "optimizer": None if run["optim"] == "unknown" else run["optim"],
-        "tokens a step": run["measured"].get("batch_tokens"),
+        "tokens per step": run["measured"].get("batch_tokens"),
         "GPUs": env.get("gpus") or None,
         "number of processes": run["world_size"],
         **{

@@ -14,11 +14,11 @@ from urllib.parse import quote
 from bench.base import atomic, escape, stats
 from bench.base.metric import Metric
 from bench.base.text_table import counted
-from bench.compare import same_loss
+from bench.compare import same_loss, wording
 from bench.compare.same_loss import SameLoss
 from bench.record import race_folder, run_folder, sweep
 from bench.record.rows import Row, row_of
-from bench.report import curves, race_page
+from bench.report import curves, race_page, run_facts, verdicts
 from bench.web.chart import chart_of_arms
 from bench.web.document import Block, Chart, Columns, Document, Lines, Section, Table, Verdict, and_, link
 
@@ -68,6 +68,7 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
         verdict = replace(verdict, notes=[*verdict.notes, doubt])
     timed = [Verdict(_sentence(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
     rows = _rows(study, trials, arms, against, same)
+    rests = [Section(f"{name} against {baseline}", verdicts.basis(facts)) for name, facts in against.items()]
     tuned = chart_of_arms(
         "study-tuned",
         f"{metric.name} by {study['tune']}",
@@ -80,13 +81,17 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     race_charts = curves.arm_charts({name: [path for path, _ in runs] for name, runs in arms.items()})[:2]
     blocks: list[Block] = [
         Section("Result", [Table(_heads(study), rows, [False] * 3 + [True] * 9, style="tight")]),
+        Section("What the verdict on the loss rests on", rests),
+        verdicts.excluded(against),
         Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, race_charts)])]),
         Section("Method", [Lines(_method(study, race))]),
     ]
     title = f"Study: {and_(others)} against {baseline}, {study['tune']} tuned"
     way = link(race["race_id"], quote(os.path.relpath(race_path / race_page.NAME, Path(at or folder).absolute())))
     data = {"study": study, "trials": trials, "same_loss": same, "table": rows, "race": race}
-    return Document(title, [verdict, *rest, *timed], blocks, data, about=[f"track {race['track']}", folder.name, way])
+    trained = run_facts.training(runs[0][0] for runs in arms.values() if runs)
+    about = [fact for fact in (trained, f"track {race['track']}", folder.name, way) if fact]
+    return Document(title, [verdict, *rest, *timed], blocks, data, about=about)
 
 
 def _heads(study: sweep.Study) -> list[str]:
@@ -127,8 +132,10 @@ def _sentence(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
     if a_s is not None and b_s is not None and times["change_pct"] is not None:
         sentence += f" and {b_s:.2f} s ({a_s:.2f} s): {times['change_pct']:+.2f} %"
     if times["ci95_pct"] and times["p"] is not None:
-        low, high = times["ci95_pct"]
-        sentence += f" (95 % interval {low:+.2f} to {high:+.2f} %, p = {times['p']:.2g})"
+        (low, high), p, alpha = times["ci95_pct"], times["p"], times["alpha"]
+        sentence += f" (95 % interval {low:+.2f} to {high:+.2f} %, p = {wording.apart(p, alpha)})"
+        if times["verdict"] == "inconclusive" and alpha <= p < stats.ALPHA:
+            sentence += f"; p must be below {wording.apart(alpha, p)} here (the loss has the other half of alpha)"
     return sentence
 
 
@@ -171,7 +178,8 @@ def _method(study: sweep.Study, race: Any) -> list[str]:
     return [
         f"Each arm: {counted(study['num_trials'] or 0, 'trial')} of {study['tokens']:,} tokens with seed "
         f"{study['seed']}, {study['tune']} from {starts}; a run that diverges counts as the worst.",
-        f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, none of them used before.",
+        f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, which no run of these "
+        "configs had before.",
         f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same {metric.name}, the "
         "worst final one of the race's runs, interpolated between validations (goal.val_every_steps).",
         f"Change, interval and p are of {metric.label} (Welch's t).",

@@ -5,6 +5,7 @@ One axis gives a line with its interval, two axes a heat map, and of several eac
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from bench.base.units import format_s
 from bench.report import curves, run_page, sweep_results, table_groups
 from bench.report.sweep_results import Results
 from bench.report.table_text import number_text, value_text
-from bench.web import heat
 from bench.web.chart import Spec, chart, series_of
 from bench.web.document import (
     Block,
@@ -33,13 +33,25 @@ from bench.web.document import (
     link,
     texts,
 )
-from bench.web.page import tiles
+from bench.web.page import Safe, tag, tiles
 
 TRAIN_TIME = "train time, s"
 LOG_FROM = 10  # an axis is logarithmic if the ratio of its ends exceeds this
 NAME = "sweep.html"
 MAX_RUNS = 2000
 MAX_CURVES = 12  # most lines that a reader can tell apart in a chart
+MAX_SHADE_PCT = 50  # the strongest share of colour in a cell: text stays readable in both themes
+ROW_PX, HEAD_PX = 34, 90  # heights in a picture
+
+
+@dataclass(frozen=True)
+class _HeatCell:
+    """A cell of a heat map."""
+
+    value: float | None  # determines the colour; None: no colour
+    text: str
+    notes: str = ""  # small print below the text
+    is_best: bool = False
 
 
 def charts(results: Results) -> list[Spec]:
@@ -98,18 +110,18 @@ def _heat(results: Results, value: str) -> Drawn:
     has_best = any(cell.is_best for cell in pivot.cells.values())
     framed = "the best is framed" if has_best else "no best, as the runs are suspect"
     about = f"mean, sd and n of the runs in a cell; {framed}"
-    markup = heat.plot(title, about, (keys[0], keys[1] if len(keys) == 2 else ""), heads, cells)
-    return Drawn(f"heat-{name}", title, markup, heat.height_px(len(cells)))
+    markup = _heat_map(title, about, (keys[0], keys[1] if len(keys) == 2 else ""), heads, cells)
+    return Drawn(f"heat-{name}", title, markup, HEAD_PX + (len(cells) + 1) * (ROW_PX + 18))
 
 
-def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
+def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> _HeatCell | None:
     cell = pivot.cells.get(at)
     if cell is None:
         return None
     if cell.mean is None:
-        return heat.Cell(None, f"{cell.num_lost} failed")
+        return _HeatCell(None, f"{cell.num_lost} failed")
     sd = "" if cell.sd is None else f"±{pivot.text(cell.sd)}, "
-    return heat.Cell(cell.mean, pivot.text(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
+    return _HeatCell(cell.mean, pivot.text(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
 
 
 def write(folder: Path | str, results: sweep_results.Results | None = None) -> Path:
@@ -245,3 +257,35 @@ def _runs(results: Results, at: Path) -> Table:
 
 def _link(results: Results, row: Mapping[str, Any], at: Path) -> Shown:
     return link(row["run_id"], run_page.link_to(results.folders[row["run_id"]], at))
+
+
+def _heat_map(
+    title: str,
+    about: str,
+    names: tuple[str, str],
+    heads: tuple[Sequence[str], Sequence[str]],
+    cells: Sequence[Sequence[_HeatCell | None]],
+) -> Safe:
+    """Draws a heat map.  The smallest value, which is taken to be the best, has the strongest colour.
+
+    names: of the axes down and across; heads: the texts of their values; cells: [down][across], a cell or None.
+    """
+    values = [cell.value for line in cells for cell in line if cell and cell.value is not None]
+    low, high = (min(values), max(values)) if values else (0.0, 0.0)
+    top = tag("tr", tag("th", f"{names[0]} \\ {names[1]}".strip(" \\")), *(tag("th", label) for label in heads[1]))
+    lines = [
+        tag("tr", tag("th", label, scope="row"), *(_drawn_cell(cell, low, high) for cell in line))
+        for label, line in zip(heads[0], cells, strict=True)
+    ]
+    body = tag("table", tag("thead", top), tag("tbody", *lines), class_="heat")
+    caption = tag("figcaption", tag("b", title), " ", tag("span", about))
+    return tag("figure", caption, tag("div", body, class_="scroll", tabindex="0"))
+
+
+def _drawn_cell(cell: _HeatCell | None, low: float, high: float) -> Safe:
+    if cell is None or cell.value is None:
+        return tag("td", cell.text if cell else "", class_="soft")
+    share = 1.0 if high == low else (high - cell.value) / (high - low)
+    colour = f"background: color-mix(in srgb, var(--series-0) {share * MAX_SHADE_PCT:.0f}%, var(--page))"
+    notes = tag("div", cell.notes, class_="soft") if cell.notes else ""
+    return tag("td", cell.text, notes, style=colour, class_="number best" if cell.is_best else "number")

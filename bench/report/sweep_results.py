@@ -330,7 +330,7 @@ def again(results: Results) -> str:
     """Returns what repeating the command would do: run the rest, or retry what failed; "" if all is complete."""
     why = results.facts["why"]
     if results.not_run:
-        return f"{len(results.not_run)} not run, {why or 'it was interrupted'}: the same command goes on with them"
+        return f"{len(results.not_run)} not run, {why or 'it was interrupted'}: repeat the command to run them"
     return (f"{why}: " if why else "") + "the same command runs again what did not complete" if results.lost else ""
 
 

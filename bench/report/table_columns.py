@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+from bench.base.paths import user_path
 from bench.base.units import number_from
 from bench.record import configs, database
 from bench.record.rows import SHOWN
@@ -65,6 +66,8 @@ class Columns:
         fields = [*self._fixed, *self.settings]
         if GLOB.search(text) and (names := fnmatch.filter(fields, text)):
             return names
+        if user_path(text).is_dir():
+            raise ValueError(f"{option}: there is no column {text}; put folders before {option.partition(' ')[0]}")
         near = [name for name in fields if name.endswith(f".{text}")] or difflib.get_close_matches(text, fields, 3, 0.7)
         guess = f"did you mean {' or '.join(near[:3])}? " if near else ""
         where = "./run.sh table --help lists them, and a setting such as optim.lr is one too"

@@ -80,7 +80,7 @@ def _blocks(report: Answer, id: str, is_first_said: bool = True) -> list[Block]:
 
 def _facts(rank: Answer, overall: Answer) -> Iterable[tuple[str, object]]:
     times = rank["temporal"]
-    facts = {"ranks": overall["num_ranks"], "device": plain(rank["device"] or "none, or not named", 40)}
+    facts = {"ranks": overall["num_ranks"], "device": plain(rank["device"] or "none or unnamed", 40)}
     facts["steps counted"] = len(rank["profiler_steps"])
     if times["span_us"]:
         facts |= {"device busy, %": f"{100 - times['idle_pct']:.1f}", "span, ms": f"{times['span_us'] / 1000:.2f}"}
@@ -207,7 +207,7 @@ def _host(rank: Answer, which: str, id: str) -> Panels:
             shapes = f", {plain(o['shapes'], 40)}" if o["shapes"] else ""
             detail = f", {o['count']:,} times{shapes}"
             lines.append((plain(o["name"]), o["self_cpu_us"], 100 * o["self_cpu_us"] / total_us, detail, COMPUTE))
-        yield from _ranked(f"{id}operators", "Operators by their own time", which, lines)
+        yield from _ranked(f"{id}operators", "Operators by self time", which, lines)
     lines = []
     for phase in rank["phases"]:
         device = f", {ms_from_us(phase['device_us']):.2f} ms on the device" if rank["num_device_rows"] else ""

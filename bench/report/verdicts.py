@@ -34,7 +34,7 @@ CSV_COLUMNS = (
     *("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit"),
     *("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate"),
 )
-WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
+WITHIN_RUN = "within-run times, for diagnosis only"
 PANELS = (  # (key of the comparison, title, (meaning of a negative change, of a positive one))
     ("time", "Train time", ("faster", "slower")),
     ("val_loss", "val_loss", ("better", "worse")),
@@ -72,8 +72,7 @@ def document_of(
     who = document.Arms([(name, [setting], counts(against, name)) for name, setting in zip(names, about, strict=True)])
     charts = [Chart(spec) for spec in curves.charts_of_arms(named)]
     blocks = [
-        *before_numbers(who, (), against, options),
-        numbers(names[0], against),
+        *answer(who, (), against, options),
         Section("Curves", [Columns(charts)]),
         excluded(against),
         Section("Runs", [_runs(arm, at) for arm in named if at is not None]),
@@ -82,18 +81,29 @@ def document_of(
     return Document(title, verdicts(against), blocks, page_title=f"Comparison: {title}")
 
 
-def before_numbers(who: document.Arms, extra: Sequence[Block], against: Against, options: Options) -> list[Block]:
-    """Returns the blocks above the numbers: arms and what the verdicts rest on, then the picture of the changes."""
-    baseline, *_ = (name for name, *_ in who.arms)
-    folded = [
-        block
-        for name, comparison in against.items()
-        for block in differences(baseline, name, comparison, options.patch)
-    ]
-    drawn = panels(against, [name for name, *_ in who.arms])
+def answer(who: document.Arms, extra: Sequence[Block], against: Against, options: Options) -> list[Block]:
+    """Returns arms, what the verdicts rest on, the picture of the changes and the numbers.
+
+    Of several candidates the picture and the numbers come first, and a page folds what is about one of them.
+    """
+    names = [name for name, *_ in who.arms]
+    changes = {name: differences(names[0], name, facts, options.patch) for name, facts in against.items()}
+    drawn, numbered = panels(against, names), numbers(names[0], against)
     picture = document.Drawn("verdict", "Verdict", forest.plot(drawn), forest.height_px(drawn))
-    sides = [Section("Arms", [who, *extra, *folded]), Section("What the verdict rests on", basis(against))]
-    return [Columns(sides), *([document.Picture(picture)] if drawn else [])]
+    pictures = [document.Picture(picture)] if drawn else []
+    if len(against) > 1:
+        pairs = [
+            Section(
+                f"{name} against {names[0]}",
+                [Lines([*_sentences(names[0], name, facts)]), *basis(facts), *changes[name]],
+                is_folded=True,
+            )
+            for name, facts in against.items()
+        ]
+        return [*pictures, numbered, Section("Arms", [who, *extra]), Section("What each verdict rests on", pairs)]
+    sides = [Section("Arms", [who, *extra, *(block for blocks in changes.values() for block in blocks)])]
+    sides += [Section("What the verdict rests on", basis(facts)) for facts in against.values()]
+    return [Columns(sides), *pictures, numbered]
 
 
 def _runs(arm: Arm, at: Path | str) -> Section:
@@ -111,16 +121,33 @@ def _runs(arm: Arm, at: Path | str) -> Section:
 
 
 def verdicts(against: Against) -> list[document.Verdict]:
-    """Returns the verdict on each candidate, with the earlier races of the same arms."""
+    """Returns the verdict on each candidate, with how many runs it rests on if any was disturbed, and earlier races."""
     return [
         document.Verdict(
             str(comparison.get("words")),
             str(comparison.get("verdict")),
             name,
-            _earlier(comparison.get("earlier_races")),
+            [*_counted(comparison), *_earlier(comparison.get("earlier_races"))],
         )
         for name, comparison in against.items()
     ]
+
+
+def _counted(comparison: Mapping[str, Any]) -> list[str]:
+    num_excluded, n = len(comparison.get("excluded") or ()), (comparison.get("time") or {}).get("n")
+    sides: Any = n, comparison.get("started"), comparison.get("arms")
+    is_about_loss = comparison.get("on") == "loss"  # of which all runs count
+    if not all(sides) or not comparison.get("comparable") or is_about_loss:
+        return []
+    if "suspect-runs" in comparison.get("flags", ()):
+        few = "" if comparison.get("all_disturbed") else ", and too few others remain"
+        disturbed = f"{'Some runs were' if few else 'Every run was'} disturbed by the machine{few}"
+        return [f"{disturbed}. They count here, but a claim needs undisturbed runs."]
+    if not num_excluded:
+        return []
+    rests = document.and_(f"{n} of {counted(num, 'run')} of {name}" for n, num, name in zip(*sides, strict=True))
+    are = f"{counted(num_excluded, 'disturbed run')} {'is' if num_excluded == 1 else 'are'}"
+    return [f"It rests on {rests}; {are} excluded."]
 
 
 def _earlier(before: Mapping[str, int] | None) -> list[str]:
@@ -149,28 +176,25 @@ def counts(against: Against, name: str) -> str:
     return text + ("" if certificate is None else f"; replayed: {certificate}")
 
 
-def basis(against: Against) -> list[Block]:
-    """Returns what each verdict rests on: comparability, what is compared, the noise floor, the flags."""
-    blocks: list[Block] = []
-    for name, comparison in against.items():
-        whom = f"{name}: " if len(against) > 1 else ""
-        lines = (
-            [f"{whom}comparable: {'yes' if comparison['comparable'] else 'NO'}"] if "comparable" in comparison else []
-        )
-        if comparison.get("on"):  # missing from an older race.json, as is kind_words
-            lines.append(f"question: {questions.QUESTIONS[comparison['on']]}")
-        if comparison.get("kind_words"):
-            lines.append(f"compared: {comparison['kind_words']}")
-        if (floor_pct := (comparison.get("time") or {}).get("floor_pct")) is not None:
-            kept = comparison.get("calibration")
-            source = f"calibrated, {kept['file']}" if kept else "not calibrated"
-            lines.append(f"noise floor {text_table.two_digits(floor_pct)} % ({source})")
-        lines += wording.design_sentences(comparison)
-        flags = [(flag, wording.FLAGS.get(flag, "")) for flag in comparison.get("flags") or ()]
-        title = f"{whom}Flags: {', '.join(flag for flag, _ in flags)}"
-        blocks += [Lines(lines, is_soft=True), Bullets(comparison.get("reasons") or ())]
-        blocks += [Section(title, [Table(("flag", "meaning"), flags)], is_folded=True)] if flags else []
-    return blocks
+def basis(comparison: Mapping[str, Any]) -> list[Block]:
+    """Returns what a verdict rests on: comparability, what is compared, the noise floor, the flags."""
+    lines = [f"comparable: {'yes' if comparison['comparable'] else 'NO'}"] if "comparable" in comparison else []
+    if comparison.get("on"):  # missing from an older race.json, as is kind_words
+        lines.append(f"question: {questions.QUESTIONS[comparison['on']]}")
+    if comparison.get("kind_words") and comparison.get("on") != "loss":
+        lines.append(f"compared: {comparison['kind_words']}")
+    if (floor_pct := (comparison.get("time") or {}).get("floor_pct")) is not None:
+        kept = comparison.get("calibration")
+        source = f"calibrated, {kept['file']}" if kept else "not calibrated"
+        lines.append(f"noise floor: {text_table.two_digits(floor_pct)} % ({source})")
+    lines += wording.design_sentences(comparison)
+    flags = [
+        (flag, wording.FLAGS.get(flag, "").format(*comparison.get("run_again") or ()))
+        for flag in comparison.get("flags") or ()
+    ]
+    listed = Table(("flag", "meaning"), flags)
+    folded = [Section(f"Flags: {', '.join(flag for flag, _ in flags)}", [listed], is_folded=True)] if flags else []
+    return [Lines(lines, is_soft=True), Bullets(comparison.get("reasons") or ()), *folded]
 
 
 # ---- the picture
@@ -207,7 +231,7 @@ def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names:
 
 
 def numbers(baseline: str, against: Against) -> Section:
-    """Returns a table with a row per measure and candidate, then sentences about the losses and both clocks."""
+    """Returns a table with a row per measure and candidate; below it sentences, of several the losses' alone."""
     measures = {name: wording.known_measures(comparison) for name, comparison in against.items()}
     is_one = len(against) == 1
     rows = [
@@ -227,24 +251,29 @@ def numbers(baseline: str, against: Against) -> Section:
     right = [False] * (1 if is_one else 2) + [True] * 8
     lines = [
         line if is_one or line.startswith(f"{name}'s ") else f"{name}: {line}"
-        for name, comparison in against.items()
-        for line in _sentences(baseline, name, comparison)
+        for name, facts in against.items()
+        for line in (_sentences if is_one else _loss_sentences)(baseline, name, facts)
     ]
     return Section("Numbers", [*([Table(heads, rows, right, style="tight")] if rows else []), Lines(lines)])
 
 
+def _loss_sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Iterable[str]:
+    return wording.loss_sentences(comparison.get("val_loss") or {}, (baseline, name))
+
+
 def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what the table does not say: the other questions, the losses, both clocks."""
     for question, answer in (comparison.get("answers") or {}).items():
         is_said = question == comparison["on"] or (question == "loss" and answer["verdict"] not in ("better", "worse"))
         if not is_said:
             yield f"{question}, {answer['verdict'].replace('_', ' ')}: {answer['words']}"
-    yield from wording.loss_sentences(comparison.get("val_loss") or {}, (baseline, name))
+    yield from _loss_sentences(baseline, name, comparison)
     if by_launcher := (comparison.get("time") or {}).get("outside"):
         yield f"by the launcher's clock: {wording.outside_text(by_launcher)}"
     if everything := comparison.get("time_all"):
         low, high = everything["ci95_pct"] or (None, None)
         change = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
-        yield f"with the excluded runs: {change}, n = {everything['n'][0]} and {everything['n'][1]}"
+        yield f"including the excluded runs: {change}, n = {everything['n'][0]} and {everything['n'][1]}"
 
 
 # ---- what differs, what is excluded, where the time went
@@ -307,7 +336,7 @@ def excluded(against: Against) -> Section:
     for comparison in against.values():
         for run in comparison.get("excluded") or ():
             rows[run.get("run_id")] = [run.get("arm"), code(run.get("run_id")), "; ".join(run.get("reasons") or [])]
-    return Section("Excluded runs", [Table(("arm", "run", "by which rule"), list(rows.values()))] if rows else [])
+    return Section("Excluded runs", [Table(("arm", "run", "reason"), list(rows.values()))] if rows else [])
 
 
 def diagnosis(against: Against, options: Options) -> Section | Columns:

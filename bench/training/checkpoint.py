@@ -30,7 +30,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils import _pytree as pytree
 
 from bench.base import atomic, utc
-from bench.record.checkpoints import STATE, WARNED, folder_of, newest_first
+from bench.record.run_folder import CHECKPOINT_STATE, WARNED, checkpoint_folder, checkpoints
 from bench.training import distributed
 from bench.training.distributed import Ranks
 
@@ -90,7 +90,7 @@ class Checkpoints:
 
         Returns (whether the run ends here, why nothing could be saved or None), the same on every rank.
         """
-        started_s, folder = time.monotonic(), folder_of(self._folder, step)
+        started_s, folder = time.monotonic(), checkpoint_folder(self._folder, step)
         path, why, facts = folder / f"rank{self._ranks.rank}.pt", None, {}
         own = _digest(state["trainer"]) if self._may_shrink else None
         try:
@@ -110,8 +110,8 @@ class Checkpoints:
             files = {name: file for facts, *_ in everyone for name, file in facts.items()}
             about = {"step": step, "train_s": train_s, "saved_at": utc.now(), "warned_by": warned, "files": files}
             about |= {"replicated": len({digest for *_, digest in everyone}) == 1} if self._may_shrink else {}
-            atomic.write_json(folder / STATE, about | {"save_s": time.monotonic() - started_s})
-            for old in newest_first(self._folder)[NUM_KEPT:]:
+            atomic.write_json(folder / CHECKPOINT_STATE, about | {"save_s": time.monotonic() - started_s})
+            for old in checkpoints(self._folder)[NUM_KEPT:]:
                 shutil.rmtree(old, ignore_errors=True)
         elif self._ranks.is_first:
             shutil.rmtree(folder, ignore_errors=True)
@@ -147,7 +147,7 @@ def load(survival: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
 
     Raises ValueError if a file cannot be read, OSError if this node sees another file than the launcher has checked.
     """
-    folder, files = folder_of(Path(survival["folder"]), survival["step"]), survival["files"]
+    folder, files = checkpoint_folder(Path(survival["folder"]), survival["step"]), survival["files"]
 
     def read(name: str, where: torch.device, mmap: bool = False) -> dict[str, Any]:
         path, sha256 = folder / name, None

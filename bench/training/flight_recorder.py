@@ -33,8 +33,7 @@ def enable_stack_dumps(folder: Path) -> None:
     faulthandler.enable(all_threads=True)  # for SIGSEGV, SIGABRT and the like; written in C, so no lock can block it
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # since torch 2.10, and before it
-        os.environ[name] = str(Path(folder) / "logs" / "flight_rank")  # torch appends the rank
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(folder) / "logs" / "flight_rank")  # torch appends the rank
 
 
 def dump(folder: Path, rank: int) -> None:

@@ -40,7 +40,6 @@ from bench.training import (
     side_effects,
     weights,
 )
-from bench.training.finish_line import FinishLine
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
 from bench.training.memory import peaks_for
@@ -48,7 +47,7 @@ from bench.training.model import choose_kernels, kernel_facts, stage_facts
 from bench.training.referee_loss import RefereeLoss
 from bench.training.step_writer import NOTE, RankEvents, StepWriter
 from bench.training.timing.clock import Clock, GcPolicy, marks_for, reporter
-from bench.training.timing.loop import train
+from bench.training.timing.loop import FinishLine, train
 from bench.training.timing.step_log import StepLog
 from bench.training.trainer import Trainer
 
@@ -57,23 +56,19 @@ class Run:
     """Run(...).train() does the whole run; rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
 
     launch is what the launcher wrote for its workers, or None; started_s is when this process began, by
-    time.monotonic().  The list rows receives this rank's rows (StepLog) as they become known, and warnings the names of
-    signals that announce the run's end.
+    time.monotonic().  The list warnings receives the names of signals that announce the run's end.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        launch: dict[str, Any] | None,
-        started_s: float,
-        rows: list[dict[str, Any]],
-        warnings: list[str] | None = None,
+        self, folder: Path, launch: dict[str, Any] | None, started_s: float, warnings: list[str] | None = None
     ):
         launch = launch or {}
         launched_s = launch.get("started_s")  # absent if another machine launched the run: its clock differs
         launch_s = None if launched_s is None else started_s - launched_s
         self.times: dict[str, Any] = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
-        self.folder, self.rows = folder, rows
+        self.folder = folder
+        self.rows: list[dict[str, Any]] = []  # this rank's (StepLog), as they become known
+        self._log: StepLog | None = None
         self.referee: dict[str, dict[str, Any]] = {}  # outcomes of the checks, for run.json["referee"]
         self._survival, self._warnings = launch.get("survival"), warnings if warnings is not None else []
         of_segment = (self._survival or {}).get("settings", ())  # config.yaml has those of the first one
@@ -94,10 +89,14 @@ class Run:
         self._t_offset_ns = launch.get("t_offset_ns", 0)  # node 0's clock minus this node's
         self._stopped_at: int | None = None  # the step after which profile.stop_after_window ended the run
         self._earlier: dict[str, Any] = {}  # what _save_state() wrote in the run's earlier segments
-        self.events = RankEvents(self.ranks.rank)
-        self.marks = marks_for(self.ranks.device.type)
+        self.events, self.marks = RankEvents(self.ranks.rank), marks_for(self.ranks.device.type)
         self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
         self.instruments = self._load_instruments()
+
+    @property
+    def step(self) -> int:
+        """The row of steps.csv of the step that runs, or that ran last; 0 before training."""
+        return self._log.step if self._log else 0
 
     def train(self) -> None:
         """Does the whole run.  On a failure, the events until then are kept."""
@@ -188,7 +187,7 @@ class Run:
         earlier: dict[str, Any] = {"loop": (0, 0), "train_s": 0.0, "paused": (0, 0), "last": (0, 0.0)} | self._earlier
         self._facts = self._known_facts()
         self._writer = writer = self._step_writer() if self.ranks.is_first else None
-        log = StepLog(
+        log = self._log = StepLog(
             self.marks,
             self.ranks.device,
             goal.num_steps,
@@ -219,6 +218,7 @@ class Run:
             if writer:
                 stack.enter_context(writer)
                 stack.enter_context(self.events.handed_to(writer.emitted))
+            stack.callback(log.read_completed)
             policy.before_training()
             waited_ns, meter = trainer.loader.wait_ns, CpuMeter()
             if writer:

@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import runpy
 import signal
 import subprocess
@@ -28,10 +29,6 @@ from typing import Any
 
 STARTED_S = time.monotonic()
 HERE = os.path.dirname(os.path.abspath(__file__))
-DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
-SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
-AGAIN_NS = 100_000_000
-TEXTS = (".txt", ".cfg", ".sh", ".c", ".cc", ".ptx")  # kept if they are used, but never a reason for doubt
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
 NO_GPU = re.compile("cuda|nvidia|nccl|no gpu|active drivers", re.I)
 
@@ -56,7 +53,8 @@ def main(folder: str) -> None:
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         os.environ[name] = os.path.join(folder, "logs", "flight_rank")
     os.chdir(script["work"])
-    watch_opened(os.path.join(folder, f".rank{rank}.opened.tmp"), (script["work"], script["beside"]))
+    watch = runpy.run_path(os.path.join(HERE, "open_watch.py"))["watch"]
+    watch(os.path.join(folder, f".rank{rank}.opened.tmp"), [HERE])
     if script["profile"]:
         profiler = os.path.join(HERE, "script_profiler.py")
         runpy.run_path(profiler)["install"](folder, rank, script["profile"], flags["after_import"])
@@ -141,48 +139,6 @@ def end_with_agent(launcher_pid: int | None) -> None:
         os._exit(1)
     if os.getppid() != agent_pid:  # the agent ended in the meantime
         os._exit(1)
-
-
-def watch_opened(path: str, beside: tuple[str, ...]) -> None:
-    """Writes a line for each data file that this process and its forks open, and each source beside the script.
-
-    A source has one line; a data file has one, with the time, whenever it is opened, but at most ten a second.
-    Only Python's open() is seen, which torch.from_file, memory maps of C++ and other programs bypass.
-    """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    seen: dict[str | bytes, list[Any] | None] = {}  # {name: [start of its line, ns of its last line]}
-    now_ns, write_to = time.perf_counter_ns, os.write  # kept before the script can replace them
-
-    def note(entry: list[Any]) -> None:
-        entry[1] = now_ns()
-        with contextlib.suppress(OSError):
-            write_to(fd, b'%s, "t_ns": %d}\n' % tuple(entry))
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event != "open":
-            return
-        name, mode = args[0], args[1]
-        if not isinstance(name, (str, bytes)):
-            return
-        if name in seen:
-            earlier = seen[name]
-            if earlier and now_ns() - earlier[1] > AGAIN_NS:
-                note(earlier)
-            return
-        text = os.fsdecode(name)
-        is_data = text.endswith(DATA)
-        if not is_data and not text.endswith(SOURCES + TEXTS):
-            return
-        real = os.path.realpath(text)
-        if is_data or real.startswith(beside):
-            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(args[2] & os.O_ACCMODE)
-            line = json.dumps({"path": os.path.abspath(text), "real": real, "writes": writes})
-            entry = [line[:-1].encode(), 0]
-            seen[name] = entry if is_data else None
-            note(entry)
-
-    beside = tuple(os.path.realpath(folder) + os.sep for folder in beside)
-    sys.addaudithook(hook)
 
 
 # ---- how it ended
@@ -298,9 +254,12 @@ def torch_peaks() -> dict[str, float]:
 
 
 def peak_rss_gib() -> float | None:
+    """Returns the largest resident set of this process, or of a descendant that was waited for."""
+    children_gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2.0**20
     try:
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) / 2.0**20 for line in file if line.startswith("VmHWM:"))
+        with open("/proc/self/status", errors="replace") as file:
+            own_gib = next(int(line.split()[1]) / 2.0**20 for line in file if line.startswith("VmHWM:"))
+            return max(own_gib, children_gib)
     except (OSError, StopIteration):
         return None
 

@@ -83,7 +83,11 @@ def _read(path: Path, tensors_too: bool = True) -> tuple[dict[str, torch.Tensor]
             if not 2 <= num_bytes <= min(MAX_HEADER_BYTES, os.path.getsize(path) - 8):
                 raise ValueError("its first 8 bytes are not the length of a header")
             header = json.loads(file.read(num_bytes))
-            about = header.pop(METADATA, {})
+            about, end = header.pop(METADATA, {}), 0
+            for begin, its_end in sorted(facts["data_offsets"] for facts in header.values()):
+                if begin != end:
+                    raise ValueError(f"a tensor begins at byte {begin}, and the one before it ends at {end}")
+                end = its_end
             tensors = (
                 {name: _tensor(file, 8 + num_bytes, facts) for name, facts in header.items()} if tensors_too else {}
             )

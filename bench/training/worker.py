@@ -18,11 +18,11 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-from bench.base.paths import REPO, results_root  # noqa: E402
+from bench.base.paths import CODE, REPO, results_root  # noqa: E402
 from bench.config import user_code  # noqa: E402
 from bench.machine import processes, signals  # noqa: E402
 from bench.record import failures, run_folder  # noqa: E402
-from bench.training import flight_recorder  # noqa: E402
+from bench.training import flight_recorder, open_watch  # noqa: E402
 
 
 def main(path: str) -> None:
@@ -44,18 +44,21 @@ def main(path: str) -> None:
     _end_with_launcher(launch)
     flight_recorder.enable_stack_dumps(folder)
     warnings = signals.kept() if launch and launch.get("survival") else []  # otherwise a signal ends this rank
-    rows: list[dict[str, Any]] = []
+    run: Any = None
     try:
         gc.disable()  # imports leave no garbage, and looking for it is a tenth of their time
         from bench.training.run import Run  # imports torch
 
+        if launch and "own" in launch:
+            folders = [str(folder), launch["own"], *(str(CODE / name) for name in ("bench", "models", "conf"))]
+            shards = [path for paths in launch["shards"].values() for path in paths]
+            open_watch.watch(str(folder / f".rank{rank}.opened.tmp"), [*folders, *shards])
         gc.freeze()  # excludes torch's objects from collections, which saves 0.13 CPU s each
-        run = Run(folder, launch, STARTED_S, rows, warnings)
+        run = Run(folder, launch, STARTED_S, warnings)
         gc.enable()
         run.train()
     except BaseException as error:
-        step = rows[-1]["step"] if rows else 0
-        kind = failures.write(folder, rank, step, error)
+        kind = failures.write(folder, rank, run.step if run else 0, error)
         if kind in failures.BY_GPU:
             flight_recorder.dump(folder, rank)
         if kind == "gpu_error":

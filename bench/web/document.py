@@ -103,13 +103,15 @@ class Verdict:
         if not self.word:
             whom = "" if is_md or not self.about else f"{escape.line(self.about)}: "
             state = f"{', '.join(self.badges)}: " if self.badges else ""
-            return Lines([f"{whom}{state}{self.sentence}", *(f"  {line}" for line in self.notes)]).text(is_md)
+            indent = "" if is_md else "  "  # Markdown may take an indented line for code
+            return Lines([f"{whom}{state}{self.sentence}", *(f"{indent}{line}" for line in self.notes)]).text(is_md)
         label = escape.escaped(badge(self.word).upper(), is_md)
         whom = escape.escaped(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
             label, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
         first = f"verdict: {f'**{label}**' if is_md else text_table.coloured(label)}  {whom}{sentence}"
-        return "\n".join([first, *(f"{' ' * len('verdict: ')}{escape.escaped(line, is_md)}" for line in self.notes)])
+        between = "  \n" if is_md else f"\n{' ' * len('verdict: ')}"
+        return between.join([first, *(escape.escaped(line, is_md) for line in self.notes)])
 
     def html(self) -> Safe:
         if not self.word:

@@ -98,7 +98,7 @@ def figure(chart: Mapping[str, Any]) -> Safe:
     """Returns the placeholder of a chart (bench/web/chart.py), whose data are in the page's JSON."""
     label = f"{chart['title']}. {chart['caption']}"
     slot = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="group", aria_label=label)
-    hint = tag("noscript", "The chart needs scripts; the numbers are in the tables and in the run's csv files.")
+    hint = tag("noscript", "This chart needs JavaScript; its numbers are in the tables and in the run's CSV files.")
     return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), slot, hint)
 
 

@@ -64,8 +64,7 @@ FILES = {
     "long_sequences": ("r12", "r13", "r14", "r15", "r16", "r17"),
     "fp8_head": ("r18", "r19", "r20", "r21", "r26"),
     "yarn": ("r28", "r29", "r30", "r31", "r32", "r33"),
-    "backout": ("r34", "r35", "r37", "r40", "r45"),
-    "tied_head": ("r48", "r49", "r51", "r52", "r53"),
+    "tied_head": ("r34", "r35", "r37", "r40", "r45", "r48", "r49", "r51", "r52", "r53"),
 }
 # rung: the rung whose model it uses; conf/experiment/NAME.yaml has what it changed
 SAME_MODEL = {"r04": "r02", "r38": "r37", "r39": "r37", "r42": "r40", "r43": "r40", "r46": "r45", "r50": "r49"}

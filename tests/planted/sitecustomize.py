@@ -1,8 +1,7 @@
-"""For test_planted.py: with this folder first on PYTHONPATH, every run has one more instrument, which disturbs it.
+"""For test_events.py: with this folder first on PYTHONPATH, every run has one more instrument, which disturbs it.
 
 In optimizer step 8 it sleeps 200 ms, in step 14 it collects many objects, in step 20 it has a function compiled anew.
 It sleeps 100 ms itself as step 4 starts and as step 26 ends; its summary fails on a file of this repository.
-In a run of several ranks it does nothing but sleep 150 ms on rank 1 in each step, before the backward pass.
 """
 
 import gc
@@ -38,17 +37,11 @@ class Planted(Instrument):
         gc.enable()
 
     def on_phase(self, name):
-        if self.context.world_size > 1:
-            if name == "forward" and self.context.rank == 1:
-                time.sleep(0.15)
-            return
         if name == "optimizer" and self._step == SLEEP_STEP:
             time.sleep(0.2)
 
     def on_step_start(self, step):
         self._step = step
-        if self.context.world_size > 1:
-            return
         if step == OWN_START_STEP:
             time.sleep(0.1)
         if step == COLLECT_STEP:
@@ -57,12 +50,10 @@ class Planted(Instrument):
             self._compiled(self._torch.ones(4))
 
     def on_step_end(self, step):
-        if step == OWN_END_STEP and self.context.world_size == 1:
+        if step == OWN_END_STEP:
             time.sleep(0.1)
 
     def summary(self):
-        if self.context.world_size > 1:
-            return {}
         return {"found": (Path(__file__).parent / "nothing").read_text()}
 
 

@@ -6,7 +6,7 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.base import stats
@@ -28,7 +28,7 @@ TELEMETRY = {  # {key of the summary: (label, factor)} of the figures that are s
     "mean_util_pct": ("GPU use, %", 1),
     "mean_cpu_util_pct": ("CPU use, %", 1),
     "mean_cpu_freq_mhz": ("CPU clock, MHz", 1),
-    "mean_load": ("load, threads that run or wait", 1),
+    "mean_load": ("load (running and waiting threads)", 1),
     "max_temp_c": ("hottest, °C", 1),
     "sampler_cpu_frac": ("CPU use of the sampler, %", 100),
 }
@@ -147,15 +147,11 @@ def _telemetry(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, list[float | N
     summaries = [[run.summary("telemetry") for run in runs] for runs in (a, b)]
     names = dict.fromkeys(name for arm in summaries for summary in arm for name in summary)
     by_name = {
-        name: [[summary[name] for summary in arm if _is_number(summary.get(name))] for arm in summaries]
+        name: [[summary[name] for summary in arm if type(summary.get(name)) in (int, float)] for arm in summaries]
         for name in names
     }
     means = {name: [stats.mean(values) if values else None for values in arms] for name, arms in by_name.items()}
     return {name: both for name, both in means.items() if any(mean is not None for mean in both)}
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _sentences(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
@@ -168,16 +164,16 @@ def _sentences(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
         cancels = whole["share_frac"] is None
         changes = {name: pair["change_ms"] for name, pair in inside.items()}
         name = max(changes, key=lambda name: abs(changes[name]) if cancels else sign * changes[name])
-        part = "changes of the regions cancel each other, the largest" if cancels else "the largest part of the change"
-        ms = f"{changes[name]:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
+        part = "the changes of the regions cancel; the largest" if cancels else "the largest part of the change"
+        ms = f"{changes[name]:+.3f} ms of {whole['change_ms']:+.3f} ms per step"
         sentences.append(f"{part} is in {name.removesuffix('_ms')}: {ms}")
     for kind, cost in diagnosis["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
             phrases = []
             for name, count, ms in zip(names, cost["count"], cost["ms"]):
-                per_run = "not watched" if count is None else f"{count:.3g} a run" + f" costing {ms:.3g} ms" * bool(ms)
-                phrases.append(f"{per_run} in {name}")
-            sentences.append(f"{kind.replace('_', ' ')}: {', '.join(phrases)}")
+                per_run = "not recorded" if count is None else f"{count:.3g}" + f" ({ms:.3g} ms)" * bool(ms)
+                phrases.append(f"{name} {per_run}")
+            sentences.append(f"{kind.replace('_', ' ')} events per run: {', '.join(phrases)}")
     return sentences
 
 
@@ -191,7 +187,7 @@ def blocks(diagnosis: Mapping[str, Any]) -> list[Block]:
         from bench.analysis.explain import document  # it imports numpy, which a race needs for nothing else
 
         shown += document.difference_blocks(traces)
-    return [Lines([f"{diagnosis['label']}: where to look; it is not a test"]), *shown] if shown else []
+    return shown
 
 
 def cause(diagnosis: Mapping[str, Any]) -> str | None:
@@ -215,7 +211,7 @@ def _steps(diagnosis: Mapping[str, Any]) -> Iterator[Block]:
         shares = None if pct is None else f"{pct:+.1f}", None if share is None else f"{100 * share:.0f}"
         rows.append([name, *times, *shares])
     (num_a, num_b), (a, b) = diagnosis["runs"], diagnosis.get("arms", "AB")  # an older race.json has no names
-    heads = ("ms a step", f"{a}, {counted(num_a, 'run')}", f"{b}, {num_b}", "change", "change %", "share %")
+    heads = ("ms per step", f"{a}, {counted(num_a, 'run')}", f"{b}, {num_b}", "change", "change %", "share %")
     yield Table(heads, rows, [False] + [True] * 5)
     yield Lines(diagnosis["words"])
     telemetry = [(label, per, diagnosis["telemetry"].get(name)) for name, (label, per) in TELEMETRY.items()]

@@ -82,7 +82,7 @@ def _own_change(a_folder: Path, b_folder: Path) -> list[dict[str, Any]]:
 
 def _whole_files(code: Path) -> dict[str, Path]:
     """Returns {"own/my_model.py": its path in the record} for the user's files."""
-    paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file())
+    paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file() and not path.is_symlink())
     return {path.relative_to(code).as_posix(): path for path in paths}
 
 

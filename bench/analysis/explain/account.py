@@ -31,11 +31,12 @@ from bench.analysis.trace import categories, events, launches, skew, window
 from bench.analysis.trace.analysis import device_name, doubts_of_job, known_device_name
 from bench.analysis.trace.rank import Rank
 from bench.base.units import ms_from_ns
-from bench.machine.passport import kept
+from bench.machine import passports
 
 NUM_REASONS = 5
 MAX_PIECES = 200
 NUM_LINES = 20  # lines of a difference that are kept
+KEPT = ("of", "lateness", "doubts")  # what a difference keeps of each account
 
 
 class Account(NamedTuple):
@@ -53,7 +54,7 @@ def accounts_of(
     ranks: Iterable[Rank],
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
-    measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
+    measured_of: Callable[[int, str | None], passports.Ceilings | None] = lambda rank, device: None,
     captured: Sequence[Rank] = (),
 ) -> tuple[dict[int, Account], dict[str, Any]]:
     """Returns ({rank: its account}, the answer for all).  Raises ValueError if nothing that took time was recorded.
@@ -63,7 +64,16 @@ def accounts_of(
     """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
-    (waits, collectives), accounts = _waits(on_device, rules, include_last_step), {}
+    waits: dict[int, parts.Waits] = {rank.rank: {} for rank in on_device}
+    if on_device:
+        rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in on_device}
+    else:  # a thread waits for a message whether or not all ranks share it
+        rows = {rank.rank: host.messages(rank, include_last_step) for rank in ranks}
+        waits = {number: dict.fromkeys(mine.tolist(), (0, number, 0)) for number, (_, mine, _) in rows.items()}
+    collectives, accounts = skew.waits(rows)[0], dict[int, Account]()
+    for line in collectives:
+        for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
+            waits[number][row] = (wait_ns, line["late_rank"], line["call"])
     for rank in on_device or ranks:
         spans = window.device_spans if on_device else host.host_spans
         steps = spans(rank, include_last_step)
@@ -75,29 +85,16 @@ def accounts_of(
             device = device_steps.Device(rank, rules, waits[rank.rank], captured)
             pieces = device_steps.Division(device, steps, ceilings).pieces
         else:
-            pieces = host.host_pieces(rank, steps, ceilings)
+            pieces = host.host_pieces(rank, steps, ceilings, waits[rank.rank])
         accounts[rank.rank] = Account(rank, pieces, ceilings)
     if not accounts:
-        raise ValueError("the trace holds no kernel and no operator: record one with profile=window")
+        raise ValueError("the trace holds no kernel and no operator that took time: record one with profile=window")
     if not on_device:
         return accounts, answer(accounts, "host")
     steps_of = {number: account.pieces.steps for number, account in accounts.items()}
     spans_ns = {number: (steps[0][1], steps[-1][2]) for number, steps in steps_of.items()}
     timed = [rank for rank in on_device if rank.rank in spans_ns]
     return accounts, answer(accounts, "device", retimed.of(timed, spans_ns, collectives))
-
-
-def _waits(
-    ranks: Sequence[Rank], rules: tuple[categories.Rule, ...], include_last_step: bool
-) -> tuple[dict[int, device_steps.Waits], list[dict[str, Any]]]:
-    """Returns ({rank: {device row: (waiting ns, late rank, call)}}, the collectives that all ranks share)."""
-    rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
-    waits: dict[int, device_steps.Waits] = {number: {} for number in rows}
-    collectives = skew.waits(rows)[0]
-    for line in collectives:
-        for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
-            waits[number][row] = (wait_ns, line["late_rank"], line["call"])
-    return waits, collectives
 
 
 def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> dict[str, Any]:
@@ -250,7 +247,7 @@ def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Compares two answers: {"a", "b": {"step_ms", "step_ns", "of"}, "change_ms", "change_ns", "change_pct", "parts":
+    """Compares two answers: {"a", "b": {"step_ms", "step_ns", KEPT}, "change_ms", "change_ns", "change_pct", "parts":
     [row], "lines": [line], "rest_ms", "outside": {"a", "b"}}.
 
     A row is {"part", "meaning", "a_ns", "b_ns", "change_ns", "a_ms", "b_ms", "change_ms"}; the rows' change_ns add up
@@ -274,8 +271,8 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     a_ns, b_ns = sum(a_parts.values()), sum(b_parts.values())
     lines, change_ms = _changed_lines(a, b), ms_from_ns(b_ns - a_ns)
     return {
-        "a": {"step_ms": ms_from_ns(a_ns), "step_ns": a_ns, "of": a["of"], "doubts": a["doubts"]},
-        "b": {"step_ms": ms_from_ns(b_ns), "step_ns": b_ns, "of": b["of"], "doubts": b["doubts"]},
+        "a": {"step_ms": ms_from_ns(a_ns), "step_ns": a_ns} | {key: a[key] for key in KEPT},
+        "b": {"step_ms": ms_from_ns(b_ns), "step_ns": b_ns} | {key: b[key] for key in KEPT},
         "change_ms": change_ms,
         "change_ns": b_ns - a_ns,
         "change_pct": 100 * (b_ns / a_ns - 1) if a_ns else None,

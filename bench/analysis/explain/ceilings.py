@@ -1,7 +1,7 @@
 """Bounds the time of operators by the roofline of their FLOPs and bytes, and divides it into limit and excess.
 
 A bound is the larger of FLOPs / peak and bytes / bandwidth (Williams, Waterman and Patterson 2009).  Peaks are those of
-the machine's passport (bench/machine/passport/), else of the data sheet (bench/machine/peak_rates.py).  For a device
+the machine's passport (bench/machine/passports.py), else of the data sheet (bench/machine/peak_rates.py).  For a device
 with neither, the best rate that a product of the same precision reached in this trace stands in: the time that products
 need at that rate is the part "best rate seen here", which is no limit and does not say how well the device is used.
 """
@@ -18,11 +18,10 @@ from bench.analysis.explain import parts, serving, traffic
 from bench.analysis.trace import formulas, operators
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
-from bench.machine import peak_rates
-from bench.machine.passport import kept
+from bench.machine import passports, peak_rates
 
 MIN_SHARE = 0.02  # share of all operators' time: an operator that took less shows no rate
-OBSERVED = "the best rate in this trace, as no limit of the device is known"
+OBSERVED = "the best rate in this trace, because the device's peak is unknown"
 COLLECTIVES = (  # a trace's name of a collective, the passport's, bytes of its message over those that a rank sends
     (re.compile("all_?reduce"), "all_reduce", lambda num_ranks: 1),
     (re.compile("all_?gather"), "all_gather", lambda num_ranks: num_ranks),
@@ -55,7 +54,7 @@ class Ceilings:
     """
 
     device: str | None
-    measured: kept.Ceilings | None = None
+    measured: passports.Ceilings | None = None
     observed: dict[str, float] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=dict)
 
@@ -133,7 +132,7 @@ class Ceilings:
         name, num_bytes = sent
         if self.measured and (bytes_per_s := self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)):
             self._is_from(parts.WIRE, self.measured.source)
-            return kept.bus_bytes(name, num_bytes, num_ranks) / bytes_per_s
+            return passports.bus_bytes(name, num_bytes, num_ranks) / bytes_per_s
         if (links := self._data_sheet(peak_rates.link_bytes_per_s(self.device))) is None:
             return None
         self._is_from(parts.WIRE, links.source)

@@ -7,26 +7,43 @@ computation before communication before copies; where none runs, to what the dev
 import bisect
 import collections
 import heapq
-from collections.abc import Sequence
+import os.path
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from bench.analysis.explain import captures, parts, serving
+from bench.analysis.explain import parts, serving
 from bench.analysis.explain.ceilings import Ceilings, Operators, label
 from bench.analysis.explain.host import Thread, main_track
-from bench.analysis.trace import attribution, categories, device_time, events, operators, window
+from bench.analysis.trace import attribution, categories, device_time, events, launches, operators, window
 from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 
+LONG_CALL_NS = 1_000_000  # a launching call that holds the device up for longer does more than to launch
 LAUNCH_BELOW_NS = 200_000  # a kernel that begins later than this after its call returned waits for something else
 IN_ORDER_NS = 100_000  # calls of several threads that begin within this time may have their numbers swapped
 TEMPLATE = "at::native::"  # in the names of templates such as elementwise_kernel<128, 4, ...>
-Wait = tuple[int, int, int]  # of a device row: waiting ns, late rank, call
-Waits = dict[int, Wait]  # by device row
 BOUNDED = "computation with a bound"  # in the timeline, where the roofline time of a single call is not known
 PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
+MAX_MISSING = 3  # consecutive launches that only the capture or only the graph has: memsets may run as kernels
+
+
+class Operator(NamedTuple):
+    """A CPU operator: its row in rank, and the row of the launching call within it; -1 if not known."""
+
+    rank: Rank
+    row: int
+    call: int = -1
+
+
+class _Capture(NamedTuple):
+    """The launches of a capture as rows (operator, call), -1 for none; kernels: their names, None if not recorded."""
+
+    rank: Rank
+    launches: list[tuple[int, int]]
+    kernels: list[str] | None
 
 
 def counted_rows(
@@ -49,7 +66,7 @@ class Device:
         self,
         rank: Rank,
         rules: tuple[categories.Rule, ...] = categories.RULES,
-        waits: Waits | None = None,
+        waits: parts.Waits | None = None,
         captured: Sequence[Rank] = (),
     ) -> None:
         rows, self.waits = rank.device_rows(), waits or {}
@@ -57,7 +74,7 @@ class Device:
         rows = rows[np.argsort(rank.ts[rows], kind="stable")]
         self.kinds: list[int] = device_time.types(rank, rows, rules).tolist()
         calls, ops = window.launches(rank, rows), attribution.operators(rank, rows)
-        self.captured = captures.operators(rank, rows, captured)
+        self.captured = operators_of_graphs(rank, rows, captured)
         annotations = attribution.annotations(rank, rows)
         sources = attribution.around_launch(rank, calls, events.PYTHON, attribution.is_source)
         self.names = [rank.names[name] for name in rank.name[rows].tolist()]
@@ -69,6 +86,7 @@ class Device:
         self.lengths = [serving.Lengths.from_name(name or "") for name in rank.names_of(lengths)]
         columns = (rows, rank.ts[rows], rank.end[rows], calls, ops)
         self.rows, self.starts, self.ends, self.calls, self.operators = (column.tolist() for column in columns)
+        self.reached = np.maximum.accumulate(rank.end[rows]).tolist()  # up to each row, the end of the last that ends
         self.launched_by: list[int] = _launched_by(rank, rows).tolist()
         with_calls = np.where(calls >= 0, np.arange(len(calls)), len(calls))
         nearest = np.minimum.accumulate(with_calls[::-1])[::-1]
@@ -82,10 +100,10 @@ class Device:
         rank, row, _ = self.operator(number)
         return name if row < 0 else rank.names[rank.name[row]]
 
-    def operator(self, number: int) -> captures.Operator:
+    def operator(self, number: int) -> Operator:
         """Returns the operator that launched a row, also one within a graph; its row is -1 if not known."""
         captured = self.captured.get(self.rows[number])
-        return captured or captures.Operator(self.rank, self.operators[number], self.calls[number])
+        return captured or Operator(self.rank, self.operators[number], self.calls[number])
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """Returns the share of a collective's time, without waiting, that its bytes need; 0 if not known."""
@@ -102,7 +120,7 @@ class _Range(NamedTuple):
     end: int
     layer: int
     number: int  # index of the row in Device.rows
-    wait: Wait | None = None
+    wait: tuple[int, int, int] | None = None
 
 
 class Division:
@@ -157,8 +175,9 @@ class Division:
     def _ranges(self, begin: int, end: int) -> list[_Range]:
         """Returns the ranges of rows that run between begin and end; a row that waited has two, waiting first."""
         device, ranges = self.device, []
-        for number, (row, low, high) in enumerate(zip(device.rows, device.starts, device.ends)):
-            if high <= begin or low >= end:
+        for number in range(bisect.bisect_right(device.reached, begin), bisect.bisect_left(device.starts, end)):
+            row, low, high = device.rows[number], device.starts[number], device.ends[number]
+            if high <= begin:
                 continue
             layer, wait = device.kinds[number], device.waits.get(row)
             if wait is not None and wait[0]:
@@ -210,17 +229,22 @@ class Division:
             self.on_host[track].append((index, low, called, -1))
         if number is None or called == high:
             return
+        returned = int(rank.end[call]) if call >= 0 else low
         is_short = high - low < KERNEL_WAIT_BELOW_NS
-        part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
-        names = f"before {device.title(number)}", device.where[number]
+        is_launching = called > low or returned > low and not is_short
+        part = parts.LAUNCH if is_launching else parts.BETWEEN if is_short else parts.DEPENDENCY
+        what = f"before {device.title(number)}"
+        if is_launching and min(returned, high) - called > LONG_CALL_NS:
+            what = f"{rank.names[rank.name[call]]} {parts.LONG_CALL}, {what}"
+        names = what, device.where[number]
         change = parts.Change(device.rows[number], 0, is_start=True)
         until, needed_ns = high, 0
         if part == parts.LAUNCH:
-            until = min(high, max(called, int(rank.end[call])) + LAUNCH_BELOW_NS)
+            until = min(high, max(called, returned) + LAUNCH_BELOW_NS)
             needed_ns = min(self.ceilings.launch_ns(), until - called)
         pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, 1, change, called)
         pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, 1, change, called + needed_ns)
-        if part == parts.LAUNCH and (held_ns := min(until, int(rank.end[call])) - called) > 0:  # the host, in its call
+        if part == parts.LAUNCH and (held_ns := min(until, returned) - called) > 0:  # the host, in its call
             held = parts.Piece(parts.LATENCY if needed_ns else part, *names)
             pieces.changes[held].append(parts.Change(None, held_ns, False, called))
         if until < high:
@@ -269,3 +293,68 @@ def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[
             segments.append((moment, until, owner))
         moment = until
     return segments
+
+
+def operators_of_graphs(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict[int, Operator]:
+    """Returns {device row: its operator} for kernels of CUDA graphs, where known; others: further traces of captures.
+
+    A graph is launched by one call, so a trace of its replay does not say which operator launched a kernel.  The
+    capture's launches are calls between BeginCapture and EndCapture on one thread, in the order in which the graph runs
+    them, each inside its operator with its shapes.  They are in the same trace, or in others that were recorded while
+    the graphs were captured.  A graph for other shapes may have as many kernels as the captured one, so the captures
+    must be those of the graphs that ran, in the same order if several are alike; where ROCm recorded the kernel's name
+    with the launching call, the names must be the same.
+    """
+    calls = window.launches(rank, rows)
+    is_graph = launches.are_graph_launches(rank, calls) & (rank.kind[rows] == events.KERNEL)
+    graphs = [rows[is_graph & (calls == call)] for call in np.unique(calls[is_graph])]
+    graphs = sorted(
+        (graph[np.argsort(rank.ts[graph], kind="stable")] for graph in graphs), key=lambda graph: rank.ts[graph[0]]
+    )
+    captures = [capture for source in (rank, *others) for capture in _captures(source)] if graphs else []
+    fits: dict[tuple[str, ...], list[tuple[_Capture, list[tuple[int, int]]]]] = {}
+    seen: collections.Counter[tuple[str, ...]] = collections.Counter()
+    found: dict[int, Operator] = {}
+    for graph in graphs:
+        names = tuple(rank.names[name] for name in rank.name[graph])
+        if names not in fits:
+            fits[names] = [(capture, pairs) for capture in captures if (pairs := _fitted(capture, names))]
+        if fits[names]:
+            capture, pairs = fits[names][seen[names] % len(fits[names])]
+            found |= {row: Operator(capture.rank, *of) for row, of in zip(graph.tolist(), pairs) if of[0] >= 0}
+        seen[names] += 1
+    return found
+
+
+def _captures(rank: Rank) -> Iterator[_Capture]:
+    """Yields the captures in a trace, in order."""
+    calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
+    patterns = (*launches.CAPTURE, launches.LAUNCH)
+    begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in patterns)
+    for begin in begins[np.argsort(rank.ts[begins])].tolist():
+        track = rank.track[begin]
+        closing = ends[(rank.track[ends] == track) & (rank.ts[ends] >= rank.end[begin])]
+        until = rank.ts[closing].min(initial=np.iinfo(np.int64).max)
+        mine = are_launches[(rank.ts[are_launches] >= rank.ts[begin]) & (rank.ts[are_launches] < until)]
+        mine = mine[rank.track[mine] == track]
+        mine = mine[np.argsort(rank.ts[mine], kind="stable")]
+        extras = [rank.extras[extra] if extra >= 0 else None for extra in rank.extra[mine]]
+        names = [str(extra[9]) for extra in extras if extra is not None and extra[9] is not None]
+        around = attribution.around_launch(rank, mine, events.CPU_OP)
+        launched = list(zip(around.tolist(), mine.tolist()))
+        yield _Capture(rank, launched, names if len(names) == len(mine) else None)
+
+
+def _fitted(capture: _Capture, names: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Returns (operator, call) of each kernel of a graph, -1 where none fits; None for another graph's capture."""
+    if capture.kernels is None or capture.kernels == list(names):
+        return capture.launches if len(capture.launches) == len(names) else None
+    if abs(len(capture.launches) - len(names)) > MAX_MISSING:
+        return None
+    num_alike = len(os.path.commonprefix([capture.kernels, list(names)]))
+    captured, wanted = capture.kernels[num_alike:], list(names[num_alike:])
+    num_last = len(os.path.commonprefix([captured[::-1], wanted[::-1]]))
+    if max(len(captured), len(wanted)) - num_last > MAX_MISSING:
+        return None
+    missing = [(-1, -1)] * (len(wanted) - num_last)
+    return capture.launches[:num_alike] + missing + capture.launches[len(capture.launches) - num_last :]

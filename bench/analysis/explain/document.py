@@ -1,6 +1,6 @@
 """Presents an account (bench/analysis/explain/account.py), or the difference of two, as a Document or on a run's page.
 
-It shows a waterfall of the parts, what each of them holds, who delays whom, and where the next millisecond is.
+It shows a waterfall of the parts, what each of them holds, who delays whom, and what could be saved at most.
 """
 
 import re
@@ -29,9 +29,9 @@ MIN_LATE_FRAC = 0.01  # share of the step: a rank that delays the others by less
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
 KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
 MEASURED_BY = {
-    "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
-    "host": "the host's main thread, as no row of a device was read",
-    "record": "the record's steps of rank 0, as the run has no trace (look=on records one)",
+    "device": "by the device's clock; a step ends when the host has left it and the device has finished its work",
+    "host": "on the host's main thread, because the trace has no device rows",
+    "record": "by rank 0's steps in the record, because the run has no trace (look=on records one)",
 }
 
 
@@ -91,36 +91,42 @@ def _verdict(title: str, account: dict[str, Any]) -> Verdict:
         format_ms(sum(line["ms"] for line in account["parts"] if _kind(line) == kind))
         for kind in ("limit", "unknown", "above")
     )
-    step = f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(account['step_ms'])}"
-    sentence = f"{step}, {limit} is roofline time, {unbound} is not modelled and {rest} is overhead."
+    step = f"{plain(brief(title), MAX_TITLE_CHARS)}: a step takes {format_ms(account['step_ms'])}"
+    sentence = f"{step}: {limit} of roofline time, {rest} of overhead and {unbound} without a known bound."
     notes, host, step_ms = [], account["waits_for_host"], account["step_ms"]
     if host and host["ms"] >= MIN_HELD_FRAC * step_ms:
         critical = "The host is the critical path: the" if 2 * host["ms"] > step_ms else "The"
         longest = ", ".join(f"{short(line['what'])} {_ms(line['ms'])}" for line in host["most"])
         waits = f"{critical} device waits {_ms(host['ms'])} of {_ms(step_ms)} ms for its host"
         notes.append(f"{waits}. The longest waits: {longest}. What may help: {ranking.ADVICE[host['part']]}.")
-    for line in account["lateness"][:1]:
-        if line["wait_ms"] >= MIN_HELD_FRAC * step_ms:
-            late = f"Rank {line['rank']} is late: the others wait"
-            notes.append(f"{late} {_ms(line['wait_ms'])} of {_ms(step_ms)} ms for it.")
-    return Verdict(sentence, "", notes=notes)
+    return Verdict(sentence, "", notes=notes + _late(account))
+
+
+def _late(account: Mapping[str, Any], start: str = "The", usual_ms: float = 0.0) -> list[str]:
+    """Returns a sentence on the rank that holds up the others, if by a tenth of the step more than usual_ms, or []."""
+    line, step_ms = next(iter(account.get("lateness", ())), None), account["step_ms"]
+    if line is None or line["wait_ms"] - usual_ms < MIN_HELD_FRAC * step_ms:
+        return []
+    waits = f"{start} other ranks wait {_ms(line['wait_ms'])} of {_ms(step_ms)} ms for rank {line['rank']}"
+    why = "".join(f": it spends {_ms(more['ms'])} ms more in {evidence(more)}" for more in line["reasons"][:1])
+    return [f"{waits}, which is late{why}."]
 
 
 def _account(account: dict[str, Any]) -> list[Block]:
     ranks = f", mean of {len(account['ranks'])} ranks" if len(account["ranks"]) > 1 else ""
     steps = text_table.counted(account["num_steps"], "step")
-    about = f"mean of {steps}{ranks}, by {MEASURED_BY[account['of']]}"
+    about = f"mean of {steps}{ranks}, measured {MEASURED_BY[account['of']]}"
     first = next(iter(account["ranks"].values()))
     device = f"; {plain(first['device'])}" if first["device"] else ""
     limit = [f"Outside these steps, {_outside(line)}." for line in account.get("outside", ())[:MAX_OUTSIDE]]
-    limit.append(f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}.")
+    limit.append(f"Limit: {first['ceiling'] or 'no peak is known for this device'}{device}.")
     limit += [f"Not modelled: {account['missing']}."] if account["missing"] else []
     return [
         Bullets(account["doubts"]),
         Waterfall("One step, ms:", about, _bars(account), KINDS),
         Lines(limit, is_soft=True),
         *_next(account),
-        Section("Who delays whom, ms a step", list(_lateness(account))),
+        Section("Who delays whom, ms per step", list(_lateness(account))),
         *_tables(account),
     ]
 
@@ -148,18 +154,17 @@ def _next(account: dict[str, Any]) -> list[Block]:
     bounded = [line for line in shown if line["part"] not in parts.NO_BOUND]
     others = [line for line in shown if line["part"] in parts.NO_BOUND]
     small = f"{text_table.counted(len(small_ms), 'line')}, {_ms(sum(small_ms))} ms together"
-    more = f"Not shown: {small}, each of which would save less than {MIN_GAIN_PCT} % of the step."
+    more = f"Not shown: {small}, each less than {MIN_GAIN_PCT} % of the step."
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in shown)
     records = ranking.legend(shown)
-    again = "; what would then hold up the step instead is counted" if account.get("is_retimed") else ""
-    about_others = f"the time spent there, of which a part could be saved, in ms{again}"
-    about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
+    again = ", counting what would hold up the step instead" if account.get("is_retimed") else ""
+    about = Lines(["These records of models/ladder improved such places; the lines above name them."], True)
     return [
-        _ranked("Where the next millisecond is:", f"what each could save at most, in ms{again}", bounded, "above"),
-        _ranked("Without a known bound:", about_others, others, "unknown"),
+        _ranked("Largest possible savings:", f"upper bounds, in ms{again}", bounded, "above"),
+        _ranked("Time without a known bound:", f"in ms{again}; how much can be saved is unknown", others, "unknown"),
         Lines([more] if small_ms else [], is_soft=True),
         Section("What may help", [Bullets(list(hints))] if hints else [], is_folded=True),
-        Section("What people did about it", [about, Bullets(records)] if records else [], is_folded=True),
+        Section("What record runs did about it", [about, Bullets(records)] if records else [], is_folded=True),
     ]
 
 
@@ -168,10 +173,10 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
     for line in lines:
         records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
         gain, alone = f"{line['gain_ms']:.3f}", f"{line['most_ms']:.3f}"
-        gain, count = (gain if gain == alone else f"{gain} of {alone}"), f"{line['count']:.1f} a step"
+        gain, count = (gain if gain == alone else f"{gain} of {alone}"), f"{line['count']:.1f} per step"
         why = ""
         if line["gain_ms"] > line["most_ms"] * (1 + 1e-9):
-            why = "; at most {1:.3f}, on rank {0}, and ranks wait for each other".format(*line["of_rank"])
+            why = "; up to {1:.3f} on rank {0}, for which the others wait".format(*line["of_rank"])
         gain = f"{gain} ({line['gain_pct']:.1f} %)"
         bars.append(Bar(evidence(line) + why + records, 0.0, line["gain_ms"], gain, kind, count))
     return Waterfall(title, about, bars, has_sentences=True)
@@ -202,12 +207,12 @@ def _tables(account: dict[str, Any]) -> list[Block]:
         about = [*(ends if len(ms) > 1 else []), line["meaning"], line["source"]]
         rows.append([line["part"], _ms(line["ms"]), f"{line['pct']:.1f}", *about])
         rank_rows.append([line["part"], *map(_ms, ms.values())])
-    heads = ["part", "ms", "%", *(["least", "most"] if len(by_rank) > 1 else []), "what it holds", "its limit is from"]
+    heads = ["part", "ms", "%", *(["least", "most"] if len(by_rank) > 1 else []), "what it holds", "limit from"]
     held = Table(heads, rows, [head in ("ms", "%") for head in heads])
     tables: list[Block] = [Section("What each part holds", [held], is_folded=True)]
     if len(by_rank) > 1:
         table = Table(("part", *by_rank), rank_rows, [False] + [True] * len(by_rank))
-        tables.append(Section("Each rank, ms a step", [table], is_folded=True, is_page_only=True))
+        tables.append(Section("Each rank, ms per step", [table], is_folded=True, is_page_only=True))
     return tables
 
 
@@ -220,13 +225,15 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     notes = []
     if (race_ms := difference.get("race_step_ms")) and (race_ms[1] - race_ms[0]) * difference["change_ms"] < 0:
         measured = f"a step of {format_ms(race_ms[0])} in A and of {format_ms(race_ms[1])} in B"
-        notes = [f"The means of the race differ the other way, {measured}, so its looks do not explain it."]
+        notes = [f"The means of the race differ the other way, {measured}, so the traces do not explain it."]
     steps = f"a step takes {format_ms(a_ms)} in A and {format_ms(b_ms)} in B: {change}"
     seen = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
     for name, other in ("ba", "ab"):
         for line in difference["outside"][name][:1]:
             if line["part"] == parts.COMPILATION and line["what"] not in seen[other]:
                 notes.append(f"only {name.upper()}, outside these steps: {_outside(line)}")
+        usual_ms = max((line["wait_ms"] for line in difference[other].get("lateness", ())), default=0.0)
+        notes += _late(difference[name], f"In {name.upper()} the", usual_ms)
     notes += [f"{line['change_ms']:+.3f} ms {evidence(line)}" for line in _largest(difference)[:NUM_CAUSES]]
     return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", notes=notes)
 
@@ -269,11 +276,11 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
         bars.append(Bar(evidence(line), 0.0, line["change_ms"], change, kind))
     cells = [(row["part"], _ms(row["a_ms"]), _ms(row["b_ms"]), f"{row['change_ms']:+.3f}") for row in rows]
     table = Table(("part", "A, ms", "B, ms", "change, ms"), cells, (False, True, True, True))
-    rest = f"{difference['rest_ms']:+.3f} ms in all others together"
+    rest = f"all others together: {difference['rest_ms']:+.3f} ms"
     doubts = [f"{side.upper()}: {doubt}" for side in "ab" for doubt in difference[side]["doubts"]]
     return [
         Bullets(doubts),
-        from_changes("From A's step to B's, ms:", f"by {MEASURED_BY[a['of']]}", ends, steps),
+        from_changes("From A's step to B's, ms:", f"measured {MEASURED_BY[a['of']]}", ends, steps),
         Waterfall("What changed most:", "in ms, from A to B", bars, CHANGES, has_sentences=True),
         Lines([rest] if bars else [], is_soft=True),
         Section("What each part took", [table], is_folded=True),

@@ -22,12 +22,13 @@ from bench.analysis.explain.host import COLLECTION, COMPILATION, main_track
 from bench.analysis.trace import categories, events, load
 from bench.analysis.trace.rank import Rank
 from bench.analysis.trace.source import NoTrace
-from bench.base.units import NS_PER_MS, NS_PER_S
-from bench.machine.passport import kept
+from bench.base.units import NS_PER_MS, NS_PER_S, format_ms
+from bench.machine import passports
 from bench.record import metrics, run_folder, step_files
 
 PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.COMPILATION}
 REGIONS = stalls.REGIONS
+MAX_PROFILED_CHANGE = 0.2  # by which profiled steps may differ from the run's own before an account says so (assumed)
 
 
 class Options(NamedTuple):
@@ -60,10 +61,10 @@ def explain_paths(
     facts = run_folder.read(run) if run else None
     captured = [load.load(file) for path in options.captured for file in load.find(path)]
 
-    def measured_of(rank: int, device: str | None) -> kept.Ceilings | None:
+    def measured_of(rank: int, device: str | None) -> passports.Ceilings | None:
         if options.passport is not None:
-            return kept.ceilings_of_file(options.passport, device)
-        return kept.ceilings_of_run(facts, rank) if facts else None
+            return passports.ceilings_of_file(options.passport, device)
+        return passports.ceilings_of_run(facts, rank) if facts else None
 
     for name, ranks in windows.items():
         if run:
@@ -73,8 +74,12 @@ def explain_paths(
             accounts, explanations[label] = account.accounts_of(
                 ranks, options.rules, options.include_last_step, measured_of, captured
             )
-        if run:
+        if run and facts:
             explanations[label]["outside"] = outside(run, explanations[label])
+            own_ms, step_ms = (facts.get("metrics") or {}).get("step_avg_ms"), explanations[label]["step_ms"]
+            if own_ms and abs(step_ms / own_ms - 1) > MAX_PROFILED_CHANGE:
+                own = f"the run's own steps took {format_ms(own_ms)} on average, unlike the profiled ones"
+                explanations[label]["doubts"].append(f"{own}: read gains as shares of a step, not as ms")
         for rank_account in accounts.values():
             if annotated is not None and rank_account.rank is not None:
                 perfetto.write(annotated, rank_account.rank, rank_account.pieces, explanations[label]["next"])
@@ -172,7 +177,9 @@ def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str
     pieces = parts.Pieces(list(zip((row["step"] for row in rows), ends_ns, ends_ns[1:])))
     gpus = run["environment"].get("gpus") or [{}]
     name = gpus[0].get("name")
-    ceilings = Ceilings(name, kept.ceilings_of_run(run) if passport is None else kept.ceilings_of_file(passport, name))
+    ceilings = Ceilings(
+        name, passports.ceilings_of_run(run) if passport is None else passports.ceilings_of_file(passport, name)
+    )
     for index, (row, (_, begin_ns, end_ns)) in enumerate(zip(rows, pieces.steps)):
         number = row["step"]
         rank = late[number][1] if number in late else None
@@ -181,6 +188,8 @@ def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str
         for piece, ns in _pieces_of_step(row, end_ns - begin_ns, seen, waited, arithmetic_ns):
             pieces.add(index, piece, ns)
     explanation = account.answer({0: account.Account(None, pieces, ceilings)}, "record")
+    if run["status"] != "complete":
+        explanation["doubts"].append(f"the run's status is {run['status']}: these are the steps that it has recorded")
     return explanation | {"outside": outside(folder, explanation)}
 
 

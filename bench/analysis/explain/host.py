@@ -5,8 +5,9 @@ take the place of kernels.  Ranges of one thread are nested: calls, operators, a
 they were recorded.  The innermost says what was done, and those around it what it belongs to.
 """
 
+import collections
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from bench.analysis.explain import parts
 from bench.analysis.explain.ceilings import Ceilings, Operators
 from bench.analysis.trace import attribution, categories, events
 from bench.analysis.trace.columns import Nest, take
+from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.rank import STEP, Rank
 from bench.analysis.trace.window import steps as counted_steps
 
@@ -34,6 +36,7 @@ WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.
 COMPILES = re.compile(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
 LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
 COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
+MESSAGE = re.compile(r"^(?:gloo|mpi|ucc):(?!:)")  # a collective of the host, on a thread of the library's
 
 
 class Property(NamedTuple):
@@ -58,6 +61,7 @@ IS_COLLECTION = Property(COLLECTS.search)
 IS_WAIT = Property(WAITS_FOR_DEVICE.search)
 IS_LOADER = Property(LOADS.search)
 IS_WAIT_FOR_THREAD = Property(WAITS_FOR_THREAD.search)
+GOES_ON_NS = {parts.HOST: np.iinfo(np.int64).max, parts.UNKNOWN: MIN_GAP_NS}  # after what a thread waited for
 NOT_OF_OPERATORS = (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION)  # whatever operator is around them
 EXPLAINED_BY = (
     *(ANYTHING, IS_LINE, IS_COMPILATION, IS_COLLECTION, IS_WAIT, IS_READ, IS_LOADER, IS_WAIT_FOR_THREAD),
@@ -154,32 +158,41 @@ class Thread:
         number = take(self._explained, places)
         outside = np.flatnonzero(number < 0)
         number[outside] = self._pieces_outside(begins[outside], ends[outside])
-        is_long = ends - begins >= MIN_GAP_NS
-        kinds = take(self.rank.kind, take(self.ranges, places), events.ANNOTATION)
-        for index in np.flatnonzero(is_long & (kinds == events.ANNOTATION)).tolist():
-            place, low, high = (int(column[index]) for column in (places, begins, ends))
-            is_own = place < 0 or self._explained[place] < 0 or self.distinct[number[index]].part == parts.HOST
-            if is_own and (piece := self._gap(low, high, None if place < 0 else self.name(place))):
+        is_gap = (ends - begins >= MIN_GAP_NS) & (
+            take(self.rank.kind, take(self.ranges, places), events.ANNOTATION) == events.ANNOTATION
+        )
+        is_own = np.array([piece.part == parts.HOST for piece in self.distinct], bool)[number]
+        gaps = np.flatnonzero(is_gap & (is_own | (take(self._explained, places) < 0)))
+        for index, piece in zip(gaps.tolist(), self._gaps(begins[gaps], ends[gaps], places[gaps])):
+            if piece is not None:
                 number[index] = len(self.distinct)
                 self.distinct.append(piece)
         return number
 
-    def _gap(self, low: int, high: int, annotation: str | None) -> parts.Piece | None:
-        """Returns the piece of a long segment without operators, None if the thread has no operators at all.
+    def _gaps(self, lows: np.ndarray, highs: np.ndarray, places: np.ndarray) -> Iterator[parts.Piece | None]:
+        """Yields the piece of each long segment without operators, None if the thread has no operators at all.
 
-        annotation: the innermost range, or None.  Where another thread's range ends just before the segment does, this
-        thread waited for that one, at a lock or a queue; else the piece names the operators before and after it.
+        places: of the innermost range, an annotation, or -1.  Where another thread's range ends just before a segment
+        does, this thread waited for that one, at a lock or a queue; else the piece names the operators around it.
         """
-        where = annotation if annotation and not STEP.search(annotation) else None
-        woke = int(np.searchsorted(self._other_ends, high, side="right")) - 1
-        if woke >= 0 and self._other_ends[woke] > max(low, high - HANDED_OVER_NS):
-            return parts.Piece(parts.SYNC, f"waits for a thread: {self.rank.names_of([self._others[woke]])[0]}", where)
-        before = int(np.searchsorted(self._ends, low, side="right")) - 1
-        after = int(np.searchsorted(self._starts, high))
-        edges = [f"after {name}" for name in self.rank.names_of(self._by_end[max(0, before) : before + 1])]
-        edges += [f"before {name}" for name in self.rank.names_of(self._by_start[after : after + 1])]
-        part = parts.HOST if where else parts.UNKNOWN
-        return parts.Piece(part, f"no operator {', '.join(edges)}", where) if edges else None
+        woke = np.searchsorted(self._other_ends, highs, side="right") - 1
+        is_woken = (woke >= 0) & (take(self._other_ends, woke) > np.maximum(lows, highs - HANDED_OVER_NS))
+        after = np.searchsorted(self._starts, highs)
+        rows = (
+            take(self._others, np.where(is_woken, woke, -1)),
+            take(self._by_end, np.searchsorted(self._ends, lows, side="right") - 1),
+            take(self._by_start, np.where(after < len(self._starts), after, -1)),
+            take(self.ranges, places),
+        )
+        for waker, before, following, annotation in zip(*map(self.rank.names_of, rows)):
+            where = annotation if annotation and not STEP.search(annotation) else None
+            edges = ([f"after {before}"] if before else []) + ([f"before {following}"] if following else [])
+            if waker is not None:
+                yield parts.Piece(parts.SYNC, f"waits for a thread: {waker}", where)
+            elif edges:
+                yield parts.Piece(parts.HOST if where else parts.UNKNOWN, f"no operator {', '.join(edges)}", where)
+            else:
+                yield None
 
     def _pieces_outside(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Returns the index into .distinct of the piece of each of these segments (ns) in no range.
@@ -264,21 +277,36 @@ def host_spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
     return [(None, int(rank.ts[mine].min()), int(rank.end[mine].max()))] if mine.any() else []
 
 
-def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
-    """Returns the pieces of the main thread's steps.  counted: of host_spans()."""
+def messages(rank: Rank, include_last_step: bool = False) -> tuple[Rank, np.ndarray, np.ndarray]:
+    """Returns (rank, its collectives of the counted steps, their device_time.types), as skew.waits() takes them."""
+    spans = host_spans(rank, include_last_step) or [(None, 0, 0)]
+    rows = np.flatnonzero((rank.ts >= spans[0][1]) & (rank.ts < spans[-1][2]) & (rank.dur > 0))
+    rows = rows[rank.is_named(MESSAGE.search, rows)]
+    return rank, rows, np.full(len(rows), COMMUNICATION)
+
+
+def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings, waits: parts.Waits) -> parts.Pieces:
+    """Returns the pieces of the main thread's steps.  counted: of host_spans(); waits: of rows of messages()."""
     thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(counted)
     operators = Operators(rank, ceilings)
     keys, index = operators.keys(thread.ranges)
     is_known = np.array([key is not None for key in keys] or [False])[index]
     products = thread.nearest_in(is_known & (rank.kind[thread.ranges] == events.CPU_OP))
     steps, begin, end, place = thread.segments(*np.array([span for _, *span in counted], np.int64).T)
+    numbers = thread.pieces(begin, end, place)
+    goes_on_ns = [-1 if ".py(" in (of.what or "") else GOES_ON_NS.get(of.part, -1) for of in thread.distinct]
+    waited = _waited(rank, waits, begin, end, np.array(goes_on_ns or [-1])[numbers])
     nearest = (products, *map(thread.nearest, (IS_COMMUNICATION, IS_OPERATOR, IS_OPTIMIZER)))
-    columns = (steps, end - begin, thread.pieces(begin, end, place), *(take(of, place) for of in nearest))
-    for step, ns, number, product, collective, operator, optimizer in zip(*(column.tolist() for column in columns)):
-        piece = thread.distinct[number]
-        if collective >= 0:
-            pieces.add(step, parts.Piece(parts.EXPOSED, thread.name(collective), piece.where), ns)
-        elif piece.part in NOT_OF_OPERATORS or operator < 0:
+    columns = (steps, end - begin, numbers, *(take(of, place) for of in nearest))
+    for segment, (step, ns, number, *places) in enumerate(zip(*(column.tolist() for column in columns))):
+        piece, (product, collective, operator, optimizer) = thread.distinct[number], places
+        is_message = collective >= max(operator, 0)  # an operator within a message that is under way computes
+        if is_message:
+            piece = parts.Piece(parts.EXPOSED, thread.name(collective), piece.where)
+        if is_message or piece.part in NOT_OF_OPERATORS or operator < 0:
+            for wait, waited_ns in waited[segment]:
+                pieces.add(step, wait._replace(where=piece.where), waited_ns)
+                ns -= waited_ns
             pieces.add(step, piece, ns)
         elif product >= 0:
             operators.add(step, int(thread.ranges[product]), keys[index[product]], piece.where, ns)
@@ -287,3 +315,20 @@ def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -
             pieces.add(step, parts.Piece(part, thread.name(operator), piece.where), ns)
     operators.into(pieces)
     return pieces
+
+
+def _waited(
+    rank: Rank, waits: parts.Waits, begin: np.ndarray, end: np.ndarray, goes_on_ns: np.ndarray
+) -> collections.defaultdict[int, list[tuple[parts.Piece, int]]]:
+    """Returns {segment: [(piece, ns)]} of messages that a thread waited for: it went on within goes_on_ns of them."""
+    waited, low = collections.defaultdict[int, list[tuple[parts.Piece, int]]](list), begin.copy()
+    for row in sorted(waits, key=rank.end.__getitem__):
+        done, (wait_ns, late, _), name = int(rank.end[row]), waits[row], rank.names[rank.name[row]]
+        segment = int(np.searchsorted(end, done))
+        if segment < len(end) and end[segment] - done <= min(done - low[segment], goes_on_ns[segment]):
+            start = max(int(low[segment]), int(rank.ts[row]))
+            arrived = min(max(int(rank.ts[row]) + wait_ns, start), done)
+            waited[segment].append((parts.Piece(parts.WAITING, name, None, late), arrived - start))
+            waited[segment].append((parts.Piece(parts.EXPOSED, name, None), done - arrived))
+            low[segment] = done
+    return waited

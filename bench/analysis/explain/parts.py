@@ -20,6 +20,7 @@ WAITING, EXPOSED, COPIES = "waiting for a late rank", "exposed communication", "
 BETWEEN, DEPENDENCY, LAUNCH = "between kernels", "waiting for a stream or event", "launch"
 HOST, SYNC, GARBAGE, LOADER, UNKNOWN = "host", "synchronisation", "garbage collection", "loader", "unknown"
 COMPILATION = "compilation"
+LONG_CALL = "over 1 ms"  # in the names of pieces of LAUNCH: the launching call itself took so long
 LIMIT = (ARITHMETIC, BANDWIDTH, WIRE, LATENCY)
 BY_HOST = (LATENCY, LAUNCH, HOST, SYNC, COMPILATION, GARBAGE, LOADER)  # an idle device waits for its host
 NO_BOUND = (SEEN, PRODUCTS, OPTIMIZER, UNBOUND)
@@ -29,16 +30,16 @@ MEANING = {  # part: what it holds
     WIRE: "exposed collectives, as if each ran at the bus bandwidth that was measured for its size",
     LATENCY: "the measured latency of a kernel launch, where the device waited for the launch",
     SHAPE: "extra time of products whose shape runs below the peak rate (tiles, waves, too little work)",
-    SEEN: "products on a device without a data sheet, at the best rate in this trace: not a limit",
-    PRODUCTS: "of a difference: products on a device without a data sheet, as the best rate of each trace is its own",
-    SLOWER: "time of products and memory-bound operators above the parts before",
+    SEEN: "products on a device whose peak is unknown, at the best rate in this trace, which is no limit",
+    PRODUCTS: "products on a device whose peak is unknown; two traces share no best rate",
+    SLOWER: "time of products and memory-bound operators beyond the parts above",
     OPTIMIZER: "optimizer kernels or operators whose FLOPs and bytes are unknown",
     UNBOUND: "other kernels or operators whose FLOPs and bytes are unknown; they are never guessed",
     WAITING: "exposed collectives, until the last rank arrived",
     EXPOSED: "exposed collectives after the last rank arrived, above their time at bandwidth where that is known",
     COPIES: "copies and memsets that overlap with no kernel",
     BETWEEN: "gaps below 30 us between kernels that were launched in time",
-    DEPENDENCY: "longer gaps although the next kernel was launched: it waited for a stream, an event or the device",
+    DEPENDENCY: "longer gaps after the next kernel was launched: it waited for a stream, an event or the device",
     LAUNCH: "an idle device, from the launching call to its first kernel, or to 0.2 ms after the call; "
     "above the launch latency where that is known",
     HOST: "an idle device while the host ran other code; on a CPU, the time between operators",
@@ -49,6 +50,7 @@ MEANING = {  # part: what it holds
     UNKNOWN: "nothing in the trace says what happened",
 }
 ORDER = tuple(MEANING)
+Waits = dict[int, tuple[int, int, int]]  # {row of a collective: (waiting ns, late rank, call)}
 
 
 class Piece(NamedTuple):

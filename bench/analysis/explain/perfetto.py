@@ -19,6 +19,7 @@ from bench.analysis.trace import critical, device_time
 from bench.analysis.trace.columns import US
 from bench.analysis.trace.rank import Rank
 from bench.analysis.trace.source import Source
+from bench.base import atomic
 
 PID = "speedrun"  # process id of the added tracks, which no real process has
 CATEGORY = "speedrun"  # category of the added events, which an analysis of the new file ignores
@@ -31,24 +32,32 @@ COMMUNICATES = (parts.WAITING, parts.WIRE, parts.EXPOSED)
 def write(folder: Path, rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -> Path:
     """Writes the trace of a rank with its account to a file of the same name in folder, and returns the path.
 
-    ranked: the account's "next".  Raises ValueError if folder holds the trace itself, OSError if it cannot be written.
+    ranked: the account's "next".  Raises ValueError if folder holds the trace itself, or cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / (rank.path.name.removesuffix(".gz") + ".gz")
     if path.exists() and path.samefile(rank.path):
         raise ValueError(f"--perfetto {folder}: it holds the trace itself, {path.name}; name another folder")
     source, added = Source(rank.path), [json.dumps(event).encode() for event in events(rank, pieces, ranked)]
-    with gzip.open(path, "wb", compresslevel=3) as file:
-        first = True
-        for chunk in itertools.chain(source.chunks(), [b",".join(added)]):
-            if first:
-                file.write((source.head or b"{") + b'"traceEvents": [')
-            elif chunk.strip():
-                file.write(b",\n")
-            file.write(chunk.rstrip().rstrip(b","))
-            first = first and not chunk.strip()
-        file.write(b"]" + (source.tail if source.head and source.tail.strip() else b"}"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic.replacing(path, durable=False) as out, gzip.GzipFile("", "wb", 3, out) as file:
+            _copy(source, added, file)
+    except OSError as error:
+        raise ValueError(f"--perfetto {path}: cannot be written ({error.strerror}); name another folder") from None
     return path
+
+
+def _copy(source: Source, added: Sequence[bytes], file: gzip.GzipFile) -> None:
+    """Writes the trace with the added events."""
+    first = True
+    for chunk in itertools.chain(source.chunks(), [b",".join(added)]):
+        if first:
+            file.write((source.head or b"{") + b'"traceEvents": [')
+        elif chunk.strip():
+            file.write(b",\n")
+        file.write(chunk.rstrip().rstrip(b","))
+        first = first and not chunk.strip()
+    file.write(b"]" + (source.tail if source.head and source.tail.strip() else b"}"))
 
 
 def events(rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Ranks where the next millisecond is: what each thing above the limit could gain at most, with its evidence.
+"""Ranks the largest possible savings: what each thing above the limit could gain at most, with its evidence.
 
 A gain is an upper bound: how much shorter the step would be if that time were zero.  On a device the graph of
 dependencies (bench/analysis/explain/retimed.py) says what then takes its place; elsewhere, and for waiting for a late
@@ -36,24 +36,27 @@ BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE, parts.COMPILATIO
 WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED, parts.LATENCY: parts.LAUNCH}  # parts that share a line
 NO_GAIN = (parts.ARITHMETIC, parts.BANDWIDTH)
 ADVICE = {
-    parts.SLOWER: "the same operator at its bound; one larger product in place of small ones",
-    parts.SEEN: "all of its time, as the device's peak is not known: ./run.sh doctor --passport measures it",
-    parts.OPTIMIZER: "share it out among ranks, fuse it, or do less of it",
-    parts.UNBOUND: "all of its time, as its bound is not known: fuse it, or record shapes",
+    parts.SLOWER: "use a faster kernel, or one larger product instead of several small ones",
+    parts.SEEN: "the device's peak is unknown: ./run.sh doctor --passport measures it",
+    parts.OPTIMIZER: "shard it across ranks, fuse it, or do less of it",
+    parts.UNBOUND: "fuse it; its bound is unknown, and recorded shapes or ./run.sh doctor --passport may give one",
     parts.WAITING: "make that rank as fast as the others",
     parts.EXPOSED: "overlap it with computation, or send less",
-    parts.COPIES: "copy earlier, on a stream of its own, or not at all",
-    parts.BETWEEN: "fewer kernels: fuse them, or a CUDA graph",
-    parts.DEPENDENCY: "let the streams wait for less",
-    parts.LAUNCH: "launch less or earlier: torch.compile, a CUDA graph",
-    parts.HOST: "torch.compile or a CUDA graph for many small operators; else take it out of the step",
+    parts.COPIES: "copy earlier, on a separate stream, or not at all",
+    parts.BETWEEN: "run fewer kernels: fuse them, or use a CUDA graph",
+    parts.DEPENDENCY: "make streams wait for fewer events",
+    parts.LAUNCH: "launch fewer kernels or launch them earlier, with torch.compile or a CUDA graph",
+    parts.HOST: "use torch.compile or a CUDA graph for many small operators; move other code out of the step",
     parts.SYNC: "do not read from the device, or wait for a thread, within the step",
     parts.COMPILATION: "keep shapes and arguments as they were in warm-up, or mark them dynamic",
-    parts.GARBAGE: "freeze or disable the collector, collect between steps",
-    parts.LOADER: "prepare batches ahead, in a thread or process of their own",
+    parts.GARBAGE: "freeze or disable the collector, and collect between steps",
+    parts.LOADER: "prepare batches ahead of time, in a separate thread or process",
     parts.UNKNOWN: "record a trace with Python's stacks: look=on, or with_stack=true of torch.profiler",
 }
-
+ADVICE_ON_LONG_CALLS = (  # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#lazy-loading
+    "the first launch of a kernel loads its code, which can take milliseconds: "
+    "warm up before the steps that count, or set CUDA_MODULE_LOADING=EAGER"
+)
 
 Origin = tuple[str, str | None, int | None]
 Share = tuple[int, parts.Piece, float, float]  # rank, its piece, ms of a mean step, how often the piece is in one
@@ -121,7 +124,7 @@ def _line(origin: Origin, shares: Sequence[Share], num_ranks: int) -> dict[str, 
         "most_ms": most_ms,
         "of_rank": (most, rank_ms[most]),
         "count": max(counts.values()) / num_ranks,
-        "advice": ADVICE[part],
+        "advice": ADVICE_ON_LONG_CALLS if part == parts.LAUNCH and parts.LONG_CALL in (what or "") else ADVICE[part],
     }
 
 
@@ -147,7 +150,10 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
         return ["r06"] * several + (["r38"] if MUON.search(what) else ["r39"])
     name = what.split(" ")[0]
     if name.split("::")[-1] in formulas.PRODUCTS:
-        return _records_of_product(what)
+        sizes = [int(size) for dims in SHAPES.findall(what) for size in dims.split(",") if size.strip()]
+        is_odd = any(size > 4 * TILE and size % TILE for size in sizes)
+        is_head = max(sizes, default=0) >= VOCABULARY and "float8" not in what
+        return ["r10"] * what.endswith("float32") + ["r05"] * is_odd + ["r19"] * is_head
     if ACTIVATION.search(name):
         return ["r28"]  # and record 27
     kind = _kind(what)
@@ -161,16 +167,6 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
 def _kind(what: str) -> str:
     name = what.split(" ")[0]
     return categories.category(name if name.startswith("aten::") else what)
-
-
-def _records_of_product(what: str) -> list[str]:
-    records = ["r10"] if what.endswith("float32") else []
-    sizes = [int(size) for dims in SHAPES.findall(what) for size in dims.split(",") if size.strip()]
-    if any(size > 4 * TILE and size % TILE for size in sizes):
-        records.append("r05")
-    if max(sizes, default=0) >= VOCABULARY and "float8" not in what:
-        records.append("r19")
-    return records
 
 
 def legend(lines: list[dict[str, Any]]) -> list[str]:

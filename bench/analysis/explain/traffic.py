@@ -129,20 +129,13 @@ def _rows(op: str, args: list[Tensor]) -> int | None:
     return 2 * math.prod(index.dims) * slice_numel * (table.element_bytes or 0) + index.bytes
 
 
-def _by_element(op: str, args: list[Tensor]) -> int | None:
-    """Counts the index of a gather, which has the shape of the result, and each selected element, read and written."""
-    if len(args) < 2:
-        return None
-    return 2 * math.prod(args[1].dims) * (args[0].element_bytes or 0) + args[1].bytes
-
-
-def _by_target(op: str, args: list[Tensor]) -> int | None:
-    """Counts each target, and the prediction that it selects; a kernel before writes the zeros of the gradient."""
+def _by_index(op: str, args: list[Tensor], num: int) -> int | None:
+    """Counts an index, and each element that it selects num times: a gather reads and writes it, a loss reads the
+    prediction of each target, and its backward pass writes the gradient there (a kernel before it, the zeros)."""
     args = args[int(op.endswith("backward")) :]
     if len(args) < 2:
         return None
-    predictions, target = args[:2]
-    return target.bytes + math.prod(target.dims) * (predictions.element_bytes or 0)
+    return num * math.prod(args[1].dims) * (args[0].element_bytes or 0) + args[1].bytes
 
 
 def _rotary(op: str, args: list[Tensor]) -> int | None:
@@ -206,8 +199,8 @@ RULES = (
     _rule("_foreach_\\w+", _foreach),
     _rule("_fused_(?:adam|adamw|sgd|adagrad)", _fused_optimizer),
     _rule("embedding|index_select|index", _rows),
-    _rule("gather|take_along_dim", _by_element),
-    _rule("nll_loss(?:2d)?_(?:forward|backward)", _by_target),
+    _rule("gather|take_along_dim", partial(_by_index, num=2)),
+    _rule("nll_loss(?:2d)?_(?:forward|backward)", partial(_by_index, num=1)),
     _rule("scatter_add|index_add", lambda op, args: _all(op, args[1:])),  # the index, and what is added
     _rule("_?index_put(?:_impl)?", lambda op, args: 2 * args[-1].bytes),  # the values put into another tensor
     _rule(

@@ -11,6 +11,7 @@ Segments show how full the reserved memory is, and what is lost to rounding and 
 Gaps cannot be freed and serve only what fits into them; empty_cache() frees whole free segments.
 """
 
+import bisect
 import functools
 import itertools
 import re
@@ -28,6 +29,14 @@ MAX_STACK_FRAMES = 60
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 ALIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 BEFORE_ALL = -1  # a life's start: before the first entry
+PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
+ACTIVATIONS, TEMPORARY, OTHER_USE = "activations", "temporary", "other"
+USES = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, TEMPORARY, OTHER_USE)
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+KEPT: dict[str | None, str] = {FORWARD: ACTIVATIONS, BACKWARD: GRADIENTS, OPTIMIZER: STATE}
+OPTIMIZER_FILE = re.compile(r"optim", re.I)  # torch/optim, and those of other projects by their file's name
+AUTOGRAD_FILE = re.compile(r"(^|/)torch/autograd/|(^|/)torch/_tensor\.py$|(^|/)torch/utils/checkpoint\.py$")
+BUILDERS = ("__init__", "_apply", "reset_parameters", "_init_weights", "init_weights")
 
 
 @dataclass(slots=True)
@@ -78,7 +87,9 @@ def from_snapshot(snapshot: dict[str, Any], device: int) -> Lives:
     entries = traces[device] if device < len(traces) else []
     has_times = entries and all("time_us" in entry for entry in entries)
     lives = Lives(device, len(entries), [entry["time_us"] for entry in entries] if has_times else None)
-    lives.marks_us = _marks(about(snapshot).get("marks")) if has_times else []
+    marks = about(snapshot).get("marks") if has_times else None
+    pairs = [mark for mark in marks if isinstance(mark, (list, tuple))] if isinstance(marks, list) else []
+    lives.marks_us = [(mark[0], str(mark[1])) for mark in pairs if len(mark) == 2 and isinstance(mark[0], (int, float))]
     alive = _walk(entries, lives)
     blocks: dict[int, tuple[int, list[dict[str, Any]] | None]] = {}  # alive at the end, by address: (bytes, stack)
     segments = segments_of(snapshot, device)
@@ -100,13 +111,6 @@ def from_snapshot(snapshot: dict[str, Any], device: int) -> Lives:
 def about(snapshot: dict[str, Any]) -> dict[str, Any]:
     """Returns what a recording of this project says of itself; {} for a foreign snapshot."""
     return snapshot["speedrun"] if isinstance(snapshot.get("speedrun"), dict) else {}
-
-
-def _marks(marks: object) -> list[tuple[float, str]]:
-    """Returns the valid marks in [[time_us, name], ...] and skips everything else."""
-    marks = marks if isinstance(marks, list) else ()
-    pairs = [mark for mark in marks if isinstance(mark, (list, tuple)) and len(mark) == 2]
-    return [(time_us, str(name)) for time_us, name in pairs if isinstance(time_us, (int, float))]
 
 
 def devices(snapshot: dict[str, Any]) -> list[int]:
@@ -304,3 +308,70 @@ def segment_totals(snapshot: dict[str, Any], device: int) -> dict[str, int]:
                     totals["in_gaps"] += size
                     totals["largest_gap"] = max(totals["largest_gap"], size)
     return totals
+
+
+class Uses:
+    """Judges what memory was used for: of(life) returns one of USES.
+
+    An allocator knows stacks and times but no tensors, so a use is judged from when a life began and ended:
+
+        in one phase only                               temporary
+        begun in forward, ended later                   activations (kept for the backward pass)
+        begun in backward, ended later                  gradients
+        begun by an optimizer, ended later              optimizer state
+        begun before the recording, or by a module's construction, and not ended    parameters (and buffers)
+
+    Phases are the recording's marks, or without marks what the stacks of allocations show: an optimizer's file, the
+    call of backward() or no Python stack at all (autograd's own thread), else forward.  A compiled backward pass on the
+    calling thread cannot be told from forward; memory from before the recording without a stack counts as other.
+    """
+
+    def __init__(self, lives: Lives) -> None:
+        marks = sorted(lives.marks, key=lambda mark: mark[0])
+        self.has_marks = any(name in KEPT for _, name in marks)
+        self._edges: list[tuple[int, str]]  # (entry, the phase that begins there)
+        if self.has_marks:
+            self._edges = [(bisect.bisect_left(lives.x, at_ms), name) for at_ms, name in marks]
+        else:
+            begun = sorted(
+                ((life.start, life.frames) for life in lives.all if life.start >= 0), key=lambda item: item[0]
+            )
+            phases = [(entry, _phase_of_stack(frames or [])) for entry, frames in begun]
+            self._edges = [next(group) for _, group in itertools.groupby(phases, key=lambda item: item[1])]
+        self._entries = [entry for entry, _ in self._edges]
+
+    def of(self, life: Life) -> str:
+        """Returns what a piece of memory was used for, one of USES."""
+        stack = None if life.frames is None else _phase_of_stack(life.frames)
+        if life.start == BEFORE_ALL:
+            if stack in (OPTIMIZER, BACKWARD):
+                return KEPT[stack]
+            return PARAMETERS if stack is not None and life.stop is None else OTHER_USE
+        number, phase = self._segment(life.start)
+        if stack == OPTIMIZER:
+            phase = OPTIMIZER
+        if life.stop is not None and self._segment(life.stop)[0] == number:
+            return TEMPORARY
+        is_built = any(str(frame.get("name")) in BUILDERS for frame in life.frames or ())  # or moved to the device
+        return PARAMETERS if life.stop is None and is_built else KEPT.get(phase, OTHER_USE)
+
+    def _segment(self, entry: int) -> tuple[int, str | None]:
+        """Returns (number, phase) of the segment in which an entry lies."""
+        number = bisect.bisect_right(self._entries, entry) - 1
+        return number, self._edges[number][1] if number >= 0 else None
+
+
+def _phase_of_stack(frames: list[dict[str, Any]]) -> str:
+    kinds = set(map(_use_of_frame, frames))
+    return OPTIMIZER if OPTIMIZER in kinds else BACKWARD if BACKWARD in kinds or not frames else FORWARD
+
+
+def _use_of_frame(frame: dict[str, Any]) -> str | None:
+    """Returns OPTIMIZER for a frame in an optimizer's file, BACKWARD for a call of backward(), else None."""
+    kind, name = _use_of_file(str(frame.get("filename"))), str(frame.get("name"))
+    return kind if kind != BACKWARD or "backward" in name or "recompute" in name or "unpack_hook" in name else None
+
+
+@functools.lru_cache(maxsize=4096)  # a snapshot has millions of frames, but few files
+def _use_of_file(filename: str) -> str | None:
+    return OPTIMIZER if OPTIMIZER_FILE.search(filename) else BACKWARD if AUTOGRAD_FILE.search(filename) else None

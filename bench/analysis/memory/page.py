@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.memory import lives, pickles, uses
-from bench.analysis.memory.lives import BEFORE, NO_STACK, Lives, Sites, Timeline, held_at, held_by
+from bench.analysis.memory import lives, pickles
+from bench.analysis.memory.lives import BEFORE, NO_STACK, USES, Lives, Sites, Timeline, Uses, held_at, held_by
 from bench.base.units import GIB, MIB, format_bytes
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.document import Block, Chart, Document, Lines, Picture, Section, Table, Verbatim, Verdict
@@ -96,7 +96,7 @@ class _Device:
     lives: Lives
     held: Timeline  # by place
     full: dict[str, int]  # lives.segment_totals
-    judged: uses.Uses
+    judged: Uses
     by_use: Timeline
 
     @property
@@ -119,7 +119,7 @@ class _Device:
 def _devices(snapshot: dict[str, Any], sites: Sites) -> Iterator[_Device]:
     for number in lives.devices(snapshot):
         device_lives = lives.from_snapshot(snapshot, number)
-        judged, full = uses.Uses(device_lives), lives.segment_totals(snapshot, number)
+        judged, full = Uses(device_lives), lives.segment_totals(snapshot, number)
         held = held_by(device_lives, lives.by_place(sites))
         yield _Device(number, device_lives, held, full, judged, held_by(device_lives, judged.of))
 
@@ -177,7 +177,7 @@ def _uses(device: _Device, id: str) -> list[Block]:
     blocks: list[Block] = []
     if (held := device.by_use).changes:
         about = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(held.at_peak))
-        _, areas, _, common = _drawn(held, uses.USES, id)
+        _, areas, _, common = _drawn(held, USES, id)
         about = f"at the largest moment {about}"
         blocks.append(Chart(chart(f"{id}-{held.lives.device}", "What memory was for", about, series=areas, **common)))
     return [*blocks, Lines([note], is_soft=True)]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from bench.analysis.projection import links, measured, pairs
+from bench.analysis.projection import links, pairs, projected
 from bench.analysis.projection.projected import Projection, Scaling, project
 from bench.base.text_table import counted
 from bench.base.units import MS_PER_S, format_ms, format_s
@@ -25,16 +25,16 @@ def from_run(
 ) -> Document:
     """Projects a run.  Raises ValueError as measured.from_record() and links.read() do, or for an uneven batch."""
     _check_gpus(num_gpus, num_nodes)
-    job = measured.from_record(folder)
-    if job.device == measured.CPU and (link is None or not Path(link).is_file()):
+    job = projected.from_record(folder)
+    if job.device == projected.CPU and (link is None or not Path(link).is_file()):
         remedy = "name the file of a passport (./run.sh doctor --passport), or of nccl-tests"
         raise ValueError(f"--link {link}: a run on a CPU has no such link: {remedy}")
     curve = links.read(link or LINK, num_nodes)
     if scaling == "strong":
-        measured.check_batch(job, num_gpus)
+        projected.check_batch(job, num_gpus)
     projection = project(job.step, num_gpus, num_nodes, curve, scaling)
     facts = _answer(
-        job, projection, curve, scaling, "cpu" if job.device == measured.CPU else "node" if num_nodes == 1 else "nodes"
+        job, projection, curve, scaling, "cpu" if job.device == projected.CPU else "node" if num_nodes == 1 else "nodes"
     )
     return _document(facts | {"job": _whole_job(job, facts, usd_per_gpu_hour)})
 
@@ -43,7 +43,7 @@ def from_traces(title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int
     """Projects the traces of a job.  Raises ValueError as measured.from_traces() and links.read() do."""
     curve = links.read(link, num_nodes)
     _check_gpus(num_gpus, num_nodes)
-    job, projection = measured.from_traces(title, paths, num_gpus, num_nodes, curve)
+    job, projection = projected.from_traces(title, paths, num_gpus, num_nodes, curve)
     return _document(_answer(job, projection, curve, "weak", "trace" if num_nodes == 1 else "nodes") | {"job": None})
 
 
@@ -53,7 +53,7 @@ def _check_gpus(num_gpus: int, num_nodes: int) -> None:
 
 
 def _answer(
-    job: measured.Job, projection: Projection, curve: links.Curve, scaling: Scaling, kind: pairs.Kind
+    job: projected.Job, projection: Projection, curve: links.Curve, scaling: Scaling, kind: pairs.Kind
 ) -> dict[str, Any]:
     step = job.step
     numbers = step.num_gpus, projection.num_gpus
@@ -83,7 +83,7 @@ def _answer(
     }
 
 
-def _whole_job(job: measured.Job, facts: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
+def _whole_job(job: projected.Job, facts: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
     """Projects the whole run, with as many steps as measured; None unless the batch stays the same."""
     assert job.run is not None
     metrics, num_gpus = job.run["metrics"], facts["gpus"]

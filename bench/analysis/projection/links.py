@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.base.paths import user_path
 from bench.base.reading import plain_file
 from bench.base.units import GIB
-from bench.machine.passport import kept
+from bench.machine.passports import BUS_FACTORS, Passport, bus_bytes
+from bench.machine.passports import read as read_passport
 
-COLLECTIVES = tuple(kept.BUS_FACTORS)
+COLLECTIVES = tuple(BUS_FACTORS)
 PROTOCOLS = ("LL", "LL128", "Simple")
 BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}  # by protocol
 NVLINK_HOP_US = {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)}
@@ -142,15 +144,16 @@ def read(link: str, num_nodes: int) -> Curve:
         if len(near) > 1 or len(far) > 1 or not near:
             raise ValueError(f"--link {link}: one link in a node, such as nvlink4, and with --nodes one between them")
         return Nccl(near[0], far[0] if far and num_nodes > 1 else None)
-    if not Path(link).is_file():
+    path = user_path(link)
+    if not path.is_file():
         raise ValueError(f"--link {link}: neither a file nor one of {', '.join(LINKS)}")
-    return from_file(Path(link))
+    return from_file(path)
 
 
 def from_file(path: Path) -> Measured:
     """Reads the printed tables of nccl-tests, or a passport.  Raises ValueError if the file holds neither."""
     is_json = path.suffix == ".json"
-    rows = _passport_rows(kept.read(path)) if is_json else _nccl_tests_rows(plain_file.text(path, errors="replace"))
+    rows = _passport_rows(read_passport(path)) if is_json else _nccl_tests_rows(plain_file.text(path, errors="replace"))
     tables: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for name, num_gpus, num_bytes, seconds in rows:
         tables.setdefault((name, num_gpus), []).append((num_bytes, seconds))
@@ -160,12 +163,12 @@ def from_file(path: Path) -> Measured:
     return Measured(path.name, f"measured: {path.name}", {key: sorted(table) for key, table in tables.items()})
 
 
-def _passport_rows(passport: kept.Passport) -> Iterator[tuple[str, int, float, float]]:
+def _passport_rows(passport: Passport) -> Iterator[tuple[str, int, float, float]]:
     """Yields (collective, GPUs, bytes, seconds) of the collectives in a passport."""
     for figure in passport["collectives"]:
         name, num_bytes, world_size = figure.get("name"), figure.get("num_bytes"), figure.get("world_size")
         if name in COLLECTIVES and num_bytes and world_size:
-            yield name, world_size, num_bytes, kept.bus_bytes(name, num_bytes, world_size) / (figure["value"] * GIB)
+            yield name, world_size, num_bytes, bus_bytes(name, num_bytes, world_size) / (figure["value"] * GIB)
 
 
 def _nccl_tests_rows(text: str) -> Iterator[tuple[str, int, float, float]]:

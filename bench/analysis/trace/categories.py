@@ -11,6 +11,7 @@ Names are data from outside: they are only ever searched, and only in their firs
 
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -137,28 +138,25 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
         if rule.category not in CATEGORIES:
             raise ValueError(f"{where}: category={rule.category}: choose from {', '.join(CATEGORIES)}")
         try:
-            matches = _match(rule.pattern, (rule.example, rule.example.lower()))
+            ((_, search, is_lower),) = _searches((rule,))
         except re.error as error:
             raise ValueError(f"{where}: pattern={rule.pattern}: {error}") from None
-        if rule.example and not matches:
+        if rule.example and not search(rule.example.lower() if is_lower else rule.example):
             raise ValueError(f"{where}: pattern={rule.pattern} does not match its example {rule.example}")
     return (*entries, *RULES)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=65536)
 def _first(name: str, rules: tuple[Rule, ...]) -> str:
     if name.startswith(HOST_RANGES):
         return OTHER
     name = name[:MAX_CHARS]
     names = (name, name.lower())
-    return next((rule.category for rule in rules if _match(rule.pattern, names)), OTHER)
+    return next((category for category, search, is_lower in _searches(rules) if search(names[is_lower])), OTHER)
 
 
-def _match(pattern: str, names: tuple[str, str]) -> re.Match[str] | None:
-    """Searches names, (name, name in lower case): the latter for lower-case patterns, three times as fast."""
-    return _compiled(pattern).search(names[pattern.islower()])
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, 0 if pattern.islower() else re.IGNORECASE)
+@functools.lru_cache(maxsize=64)
+def _searches(rules: tuple[Rule, ...]) -> list[tuple[str, Callable[[str], re.Match[str] | None], bool]]:
+    """Returns [(category, search, whether to search the name in lower case)], which is thrice as fast."""
+    flags = [re.NOFLAG if rule.pattern.islower() else re.IGNORECASE for rule in rules]
+    return [(rule.category, re.compile(rule.pattern, flag).search, not flag) for rule, flag in zip(rules, flags)]

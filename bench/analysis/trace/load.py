@@ -85,17 +85,14 @@ def over_files(work: Callable[..., Made], paths: Sequence[str | Path], *extra_ar
     work: a function of a module, so that processes can import it.
     """
     num_processes, arguments = min(usable_cpus(), len(paths)), (paths, *map(itertools.repeat, extra_arguments))
-    if num_processes == 1 or sum(map(_num_bytes, paths)) < PARALLEL_BYTES:
+    # of JSON, estimated for compressed files
+    num_bytes = sum(os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1) for path in paths)
+    if num_processes == 1 or num_bytes < PARALLEL_BYTES:
         yield from map(work, *arguments)
         return
     spawning = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(num_processes, spawning) as pool:
         yield from pool.map(work, *arguments)
-
-
-def _num_bytes(path: str | Path) -> int:
-    """Returns the bytes of JSON in a file, estimated for a compressed one."""
-    return os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1)
 
 
 def find(name: str | Path) -> list[Path]:

@@ -18,7 +18,7 @@ NUM_LINES = 10  # lines of a table in a text
 MAX_LINES = 200  # lines of a table on a page
 LATE_ABOVE_PCT = 5  # share of the span: a rank that the others wait for less is not called late
 MAX_OPEN = 4  # sentences that are shown; more are folded
-NOTHING_COUNTED = "no device rows are counted: the times below are those of the host"
+NOTHING_COUNTED = "no device rows are counted: all times below are the host's"
 Line = dict[str, Any]  # a line of an answer
 Column = tuple[str, str, Any]  # (header, key of a line, format of its value)
 NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # a number or nothing
@@ -176,8 +176,8 @@ def caveats(rank: str, analysis: Line) -> Iterator[str]:
     yield from (f"rank {rank}: {doubt}" for doubt in analysis["doubts"])
     excluded = analysis["num_device_rows_excluded"]
     if not analysis["num_device_rows"] and not any(excluded.values()):
-        nothing = "nor any operators: there is nothing to analyse"
-        yield f"rank {rank} has no device rows, {'only those of the host' if analysis['num_operators'] else nothing}"
+        nothing = "and no operators: there is nothing to analyse"
+        yield f"rank {rank} has no device rows, {'only operators' if analysis['num_operators'] else nothing}"
     if excluded["last_step"]:
         rows = f"{excluded['last_step']} device rows of the last step, {analysis['profiler_steps_excluded'][-1]}"
         yield f"rank {rank}: {rows}, are not counted: it may be cut off (--include-last-step counts them)"
@@ -203,12 +203,12 @@ def _kernels(analysis: Line) -> Iterator[Block]:
 
 
 def _operators(analysis: Line) -> Iterator[Block]:
-    times = [("device ms", "device_us", MS)] * bool(analysis["num_device_rows"]) + [("own CPU ms", "self_cpu_us", MS)]
+    times = [("device ms", "device_us", MS)] * bool(analysis["num_device_rows"]) + [("self CPU ms", "self_cpu_us", MS)]
     memory = [("MiB", "allocated_bytes", MIB3), ("net MiB", "net_bytes", MIB3)]
     for title, key, extra in (
         ("device time", "device_us", []),
-        ("own CPU time", "self_cpu_us", []),
-        ("memory asked for", "allocated_bytes", memory),
+        ("self CPU time", "self_cpu_us", []),
+        ("memory requested", "allocated_bytes", memory),
     ):
         leading = sorted((line for line in analysis["operators"] if line[key]), key=lambda line: -line[key])
         columns = [("operator", "name", plain), ("shapes", "shapes", plain40), *times, *extra, ("count", "count", str)]
@@ -220,11 +220,9 @@ def _rates(analysis: Line) -> Iterator[Block]:
     if whole["known_frac"] is None or not lines:
         return
     on_device = whole["of"] == "device"
-    unit, per, base = ("TFLOP/s", 1, "device time") if on_device else ("GFLOP/s", 1e3, "the operators' time on the CPU")
+    unit, per, base = ("TFLOP/s", 1, "device time") if on_device else ("GFLOP/s", 1e3, "CPU operator time")
     rate, share = f"{whole['tflop_per_s'] * per:.1f}", f"{100 * whole['known_frac']:.0f} % of {base}"
-    title = (
-        f"{unit} of matrix products and attention, from their shapes: {rate} over the {share} for which they are known"
-    )
+    title = f"{unit} of matrix products and attention: {rate}, over the {share} whose shapes are known"
 
     def rate_text(rate: float) -> str:
         return f"{rate * per:.3g}" if abs(rate * per) < 100 else f"{rate * per:.0f}"
@@ -253,7 +251,7 @@ def _by_name(analysis: Line) -> Iterator[Block]:
     for where, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
         lines = [line for line in analysis[key] if not line["name"].startswith("ProfilerStep")]
         yield _part(f"Annotations of the {where}", lines, ("annotation", "name", plain), *times)
-    columns = [("own CPU ms", "cpu_us", MS), ("calls", "num_calls", str)]
+    columns = [("self CPU ms", "cpu_us", MS), ("calls", "num_calls", str)]
     if analysis["num_device_rows"]:
         columns = [("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
     yield _part("By nn.Module", analysis["modules"], ("module", "module", plain), *columns)

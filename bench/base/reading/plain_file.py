@@ -82,6 +82,15 @@ def open_now(path: str, flags: int) -> int:
     return fd
 
 
+def open_here(path: str, flags: int) -> int:
+    """An opener like open_now() for a file to write to: it refuses a link too, which may lead to another's file."""
+    try:
+        return open_now(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        why = "is a link, which is not written through" if error.errno == errno.ELOOP else error.strerror
+        raise OSError(error.errno, f"{os.path.basename(path)}: {why}", path) from None
+
+
 def entries_below(
     folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None
 ) -> Iterator[os.DirEntry[str]]:

@@ -5,12 +5,14 @@ expand to more than fits into memory.
 """
 
 import functools
+import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.base.reading import json_file
 from bench.base.reading.damage import BAD, Damaged, kind_name
-from bench.base.reading.json_file import MAX_DEPTH
 from bench.base.reading.plain_file import text
 from bench.base.units import MIB
 
@@ -20,7 +22,31 @@ MAX_NODES = 100_000  # an alias counts as the nodes that it stands for, each tim
 
 def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Returns the mapping in a YAML file, {} if the file is empty.  Raises Missing or Damaged."""
-    values = parsed(text(path, max_bytes), path)
+    return _mapping(text(path, max_bytes), path)
+
+
+def recorded(path: Path | str) -> dict[str, Any]:
+    """Returns the mapping in a YAML file of a record, as read() and with recorded_text()'s check of a link."""
+    return _mapping(recorded_text(path), path)
+
+
+def recorded_text(path: Path | str) -> str:
+    """Returns the text of a YAML file of a record.  Raises Missing, or Damaged for a link that was put in its place.
+
+    A link, such as git-annex makes, is followed only to the content that run.json lists.  Any other link may lead to a
+    private file of the reader, of which nothing may be shown.
+    """
+    content = text(path, MAX_BYTES)
+    if os.path.islink(path):
+        files = json_file.read(os.path.join(os.path.dirname(path), "run.json")).get("artifacts") or ()
+        sha256 = hashlib.sha256(content.encode()).hexdigest()
+        if sha256 not in [file.get("sha256") for file in files if isinstance(file, dict)]:
+            raise Damaged(f"{path}: is a link to a file that run.json does not list: restore it")
+    return content
+
+
+def _mapping(content: str, path: Path | str) -> dict[str, Any]:
+    values = parsed(content, path)
     if values is not None and not isinstance(values, dict):
         raise Damaged(f"{path}: is not a mapping but {kind_name(values)}: restore it")
     return values or {}
@@ -58,8 +84,8 @@ def _check(events: Iterable[Any]) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_parts.append((event.anchor, num_nodes))
             num_nodes += 1
-            if len(open_parts) >= MAX_DEPTH:
-                raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+            if len(open_parts) >= json_file.MAX_DEPTH:
+                raise ValueError(f"it is nested more than {json_file.MAX_DEPTH} deep")
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, num_before = open_parts.pop()
             sizes[anchor] = num_nodes - num_before

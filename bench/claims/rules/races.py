@@ -7,13 +7,11 @@ from typing import Any
 
 from bench.claims.claim import Claim, ClaimedRace, Judged, standard
 from bench.compare import clocks, comparison, effects, selection, target, wording
-from bench.compare.verdict import Comparison
-from bench.plans.race import plan, question
+from bench.compare.verdict import MAX_ONE_SIDED, Comparison
+from bench.plans.race import plan
 from bench.plans.race.state import State
 from bench.record import ledger, race_folder
 from bench.record.rows import metric_of
-
-MAX_ONE_SIDED = 1  # most interrupted runs of an arm beyond those of another
 
 
 def _with_state(claim: Claim) -> list[tuple[ClaimedRace, State]]:
@@ -89,7 +87,7 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
             laxer.append(f"n {state.plan['n']}, the track's is {track.repeats}")
         if state.plan["compilations"] < track.rules.compilations:
             laxer.append(f"{state.plan['compilations']} compilations, the track's are {track.rules.compilations}")
-        if (on := state.plan["on"]) not in question.OF_TRACK[track.rules.judged]:
+        if (on := state.plan["on"]) not in plan.QUESTIONS_OF_TRACK[track.rules.judged]:
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     metric = metric_of(claim.rows)
@@ -115,8 +113,6 @@ def few_runs_were_interrupted(claim: Claim) -> Judged:
     Who watches a race can interrupt what goes badly.  One more of an arm than of another is forgiven, warm-ups too.
     """
     limit = claim.track_rules.rules.max_interrupted
-    if limit is None:
-        return True, "the track allows any number"
     num, one_sided = 0, []
     for race, state in _with_state(claim):
         arms = state.plan["arms"]
@@ -124,19 +120,21 @@ def few_runs_were_interrupted(claim: Claim) -> Judged:
         counts = {arm: len(state.interrupted(arm, warm_ups=False)) for arm in arms}
         if max(counts.values()) - min(counts.values()) > MAX_ONE_SIDED:
             one_sided.append(f"{race.race_id}: {', '.join(f'{count} of {arm}' for arm, count in counts.items())}")
-    evidence = f"{num} interrupted, {limit} allowed"
+    evidence = f"{num} interrupted, {'any number' if limit is None else limit} allowed"
     if one_sided:
         allowed = f"at most {MAX_ONE_SIDED} more of one arm than of another"
         return False, f"{evidence}; one-sided, {'; '.join(one_sided)} ({allowed}): race again"
-    return num <= limit, evidence
+    return limit is None or num <= limit, evidence
 
 
 def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
     """Each race's verdict, computed again from its runs, is the one in race.json, and says faster.
 
-    Where the track judges steps, it has fewer of them instead; where it judges its metric, a better one.
+    Where the track judges steps, it has fewer of them instead; where it judges its metric, a better one.  An earlier
+    race of the same two arms may have been inconclusive, or not comparable: it lowered the alpha of the later ones.
     """
-    evidence = []
+    evidence, by_steps = [], claim.track_rules.rules.judged == "steps"  # which no alpha judges
+    last = set() if by_steps else _last_races(claim)
     for race, state in _with_state(claim):
         if race.arm == state.plan["baseline"]:
             continue
@@ -152,7 +150,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
             in_race_json = wording.standalone_verdict(reported)
             return False, f"{race.race_id}: race.json says {in_race_json}; the runs say {sentence}"
         is_better = again["verdict"] == ("better" if claim.track_rules.rules.judged == "metric" else "faster")
-        if claim.track_rules.rules.judged == "steps":
+        if by_steps:
             theirs, ours = again["steps"]
             is_better = theirs is not None and ours is not None and ours < theirs
             sentence = f"{ours} steps, its baseline {theirs}"
@@ -162,13 +160,46 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
                 sentence = f"it reaches the target at step {ours}; its baseline had not at step {theirs}"
             if effects.spends_more_outside(again["time"]):
                 is_better, sentence = False, f"{sentence}, which are not counted: {wording.extra_sentence(again)}"
+        if race.race_id in last and (doubt := _forgotten_races(claim, race, state, reported, last)):
+            return False, f"{race.race_id}: {doubt}"
         if not is_better:
-            return False, f"{race.race_id}: {sentence}"
+            is_open = again["verdict"] in ("inconclusive", "not_comparable")
+            if by_steps or not is_open or race.race_id in last:
+                return False, f"{race.race_id}: {sentence}"
+            sentence = f"{sentence} (it lowers the alpha of later races)"
         if clocks.MORE_BESIDE in again["flags"]:
             sentence = f"{sentence}; look at its code: {wording.FLAGS[clocks.MORE_BESIDE]}"
         baseline = state.plan["baseline"]
         evidence.append(f"{race.race_id}: {sentence}; {baseline} is {race_folder.about(state.plan['arms'])[baseline]}")
     return (True, "; ".join(evidence)) if evidence else (None, "it was not raced against another arm")
+
+
+def _forgotten_races(
+    claim: Claim, race: ClaimedRace, state: State, reported: Mapping[str, Any], last: set[str]
+) -> str | None:
+    """Returns how race.json keeps more of alpha than the claimed races before this one left, or None."""
+    before = {other.race_id for other in claim.races} - last
+    if not before:
+        return None
+    earlier = comparison.earlier_than(state.plan, (state.plan["baseline"], race.arm), claim.ledger.results, before)
+    kept, left = reported.get("earlier_weight", 1.0), earlier.weight if earlier else 1.0
+    if kept <= left * (1 + 1e-9):
+        return None
+    return f"race.json keeps {100 * kept:.0f} % of alpha, of which the races before it left {100 * left:.0f} %"
+
+
+def _last_races(claim: Claim) -> set[str]:
+    """Returns the ids of the races whose alpha the earlier ones of the same two arms in their ledger have lowered."""
+    ids = {race.race_id for race in claim.races}
+    plans = [(root, line) for root, line in zip(claim.ledger.roots, claim.ledger.lines) if line.get("event") == "plan"]
+    order = {line["race_id"]: (number, root) for number, (root, line) in enumerate(plans) if line["race_id"] in ids}
+    last: dict[tuple[Any, ...], tuple[int, str]] = {}
+    for race, state in _with_state(claim):
+        baseline = state.plan["arms"][state.plan["baseline"]]
+        number, root = order[race.race_id]
+        pair = root, baseline.get("config_id"), baseline.get("source_sha256")
+        last[pair] = max(last.get(pair, (-1, "")), (number, race.race_id))
+    return {race_id for _, race_id in last.values()}
 
 
 def _last_failing(claim: Claim, state: State) -> int | None:

@@ -12,7 +12,7 @@ from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted, some
 from bench.claims.claim import Claim, Judged, Run
 from bench.machine import git
-from bench.record import certificates, ledger, line_count, run_folder, verification
+from bench.record import certificates, ledger, run_folder, verification
 from bench.record.shape import Record
 
 MAX_BLOBS = 500  # most ledgers read from git's history of publications, the newest first
@@ -115,7 +115,7 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
     for number, root, line in zip(book.numbers, book.roots, book.lines):
         if line.get("run") in claim.names:
             mine.setdefault(root, []).append(number)
-    lost = line_count.lost_end(line_count.newest(book.results, book.lines[0].get("sha256")), book.lines)
+    lost = ledger.lost_end(book)
     faults = [*book.faults, *([f"this machine has {lost}"] if lost else []), *_faults_of_published(book)]
     evidence, before = f"{len(book.lines)} lines, each names the one before it", []
     for number, root in book.recounted:

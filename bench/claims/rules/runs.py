@@ -4,6 +4,7 @@ The numbers and names come from the track: track.rules, track.fixed and the data
 """
 
 import collections
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -22,7 +23,8 @@ from bench.record.shape import world_sizes
 from bench.training.instruments import registry
 
 MAX_FILES = 8  # most differing files named for each other code
-MAX_RUNS = 8  # most runs named
+MAX_RUNS, MAX_OTHERS = 8, 2  # most runs named, also of those that need not be claimed
+NUMBERS = re.compile(r"\d.*", re.S)  # what follows in a reason differs among those of one kind
 OF_TODAY = ("track.rules.", "track.about:")  # ignored as deviations: a claim is judged by the track's current rules
 _known_deviations: dict[str, list[str]] = {}  # by config_id: composing takes 1/3 s, and repeats share it
 
@@ -123,9 +125,13 @@ def there_are_enough_runs(claim: Claim) -> Judged:
         num_valid = len(claim.runs)
     runs = counted(len(claim.runs), "run")
     evidence = f"{num_valid} {' or '.join(count)} of {runs}, the track needs {wanted}"
-    suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
-    doubts = sorted({reason for record in suspect for reason in record["validity_reasons"]})
-    return num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
+    reasons = [run.record["validity_reasons"] for run in claim.runs if run.record["validity"] == "suspect"]
+    kinds = collections.Counter(kind for own in reasons for kind in {NUMBERS.sub("", text) for text in own})
+    for kind, num_runs in kinds.most_common(1):
+        evidence += f"; suspect: {next(text for own in reasons for text in own if text.startswith(kind))}"
+        evidence += f" ({num_runs} of {len(reasons)} suspect runs have such a reason)" * (num_runs < len(reasons))
+    more = "; make more with fresh seeds, and judge them together with these"
+    return num_valid >= wanted, evidence + more * (num_valid < wanted and not claim.is_of_logs)
 
 
 def all_claimed_runs_are_present(claim: Claim) -> Judged:
@@ -140,35 +146,39 @@ def all_claimed_runs_are_present(claim: Claim) -> Judged:
 def no_run_was_left_out(claim: Claim) -> Judged:
     """Every started run of this config and raced code is claimed, unless a plan excluded it from the claim beforehand.
 
-    Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; runs outside the claim's
-    races were no part of their plans.  Runs of another race in which this was a candidate must be claimed too.
-    Runs of the claim's days whose settings differ by less than 1 % count as runs of this config.
-    The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
+    Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; of the runs outside the
+    claim's races, which are no part of their plans, none or all are claimed.  Runs of another race in which this was a
+    candidate must be claimed too.  Runs of the claim's days whose settings differ by less than 1 % count as runs of
+    this config.  The evidence names what is not claimed, also runs of the same config and other code, and the files
+    that differ.
     """
     others = claim.unclaimed()
     close = f"with settings less than {100 * identity.NEAR_FRAC:g} % from the claim's"
     names_by_kind = {
         "started and not claimed": others.dropped,
         f"started {close}, and not claimed": others.near,
-        "no part of the claim by plan": others.excused,
-        f"no part of the claim by plan, {close}": others.near_excused,
+        "others, which need not be claimed": others.excused,
         "of this code and day, with settings that are no longer known": others.unknown,
     }
-    evidence = [f"{kind}: {_listed(claim, names)}" for kind, names in names_by_kind.items() if names]
+    evidence = [
+        f"{kind}: {_listed(claim, names, MAX_RUNS if 'started' in kind else MAX_OTHERS)}"
+        for kind, names in names_by_kind.items()
+        if names
+    ]
     evidence = evidence or ["the ledger has no other run of this config and code"]
     for kind, names in others.other_code.items():
-        evidence.append(f"{_other_code(claim, kind, names)}: {_listed(claim, names)}")
+        evidence.append(f"{_other_code(claim, kind, names)}: {_listed(claim, names, MAX_OTHERS)}")
     return not others.dropped + others.near, "; ".join(evidence)
 
 
-def _listed(claim: Claim, names: list[str]) -> str:
+def _listed(claim: Claim, names: list[str], num_shown: int) -> str:
     """Lists the first runs with their ends and races, and counts the rest."""
     shown = []
     for name in names:
         start, end = claim.ledger.runs[name]["start"], claim.ledger.runs[name]["end"]
         race = f", in race {start['race']['race_id']}" if start["race"] else ""
         shown.append(f"{name} ({end['status'] if end else 'no end'}{race})")
-    return some(shown, MAX_RUNS)
+    return some(shown, num_shown)
 
 
 def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
@@ -239,7 +249,7 @@ def _gain(claim: Claim, other: Claim, min_gain_nats: float) -> Judged:
     test = stats.welch([metric.sign * score for score in old], [metric.sign * score for score in new])
     p = stats.non_inferiority_p(test, -margin)
     numbers = f"mean {metric.name} {stats.mean(new):.5f} (n={len(new)}) against {stats.mean(old):.5f} (n={len(old)})"
-    needed = f"{min_gain_nats:g} nats a token" + f", {margin:.5f} {metric.unit} here," * (metric != VAL_LOSS)
+    needed = f"{min_gain_nats:g} nats per token" + f", {margin:.5f} {metric.unit} here," * (metric != VAL_LOSS)
     if p is None:
         needed = f"needed are {needed} at p < {p_value}"
         return False, f"{numbers}: without a spread on both sides nothing is shown; {needed}"

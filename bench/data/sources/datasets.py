@@ -138,6 +138,11 @@ def _find(origin: Source, say: Callable[[str], None]) -> Dataset:
     for split, files_of_split in (("train", train), ("val", val)):
         if not files_of_split:
             raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")
+    trained_on = {file.sha256: file for file in train}
+    for file in val:
+        if (same := trained_on.get(file.sha256)) is not None:
+            why = "is also a training shard, so val_loss would be of tokens trained on: leave it out of one"
+            raise ValueError(f"data={origin.name}: {file.path.name} has the bytes of {same.path.name}: it {why}")
     fullest = max(train + val, key=lambda file: file.max_token)
     if origin.vocab_size is None:
         hint = f"the largest token is {fullest.max_token}: give data.vocab_size={fullest.max_token + 1} or more"

@@ -81,8 +81,8 @@ class Source:
             if value is not None and field.name not in (*ALWAYS, *self.uses):
                 raise ValueError(f"data.{field.name}={value}: it has no effect with source {data.source}: remove it")
             if value is None and field.name in self.needs:
-                need = f"source {data.source} needs it: give data.{field.name}=VALUE"
-                raise ValueError(f"data.{field.name} is not set: {need}")
+                remedy = f"give data.{field.name}=VALUE"
+                raise ValueError(f"data.source={data.source} needs data.{field.name}: {remedy}")
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: remove the setting")
         if data.bos_aligned and self.eos_token is None:
@@ -160,7 +160,7 @@ class Made(Source):
         if (folder / MANIFEST).exists():
             return
         need_bytes(folder.parent, self.num_bytes(), f"data={self.name}")
-        say(f"making {folder.name}, at most {format_bytes(self.num_bytes())}")
+        say(f"building {folder.name} (at most {format_bytes(self.num_bytes())})")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
             temporary = Path(beside, folder.name)
             temporary.mkdir()

@@ -69,7 +69,7 @@ def is_seen(results: Path, mark: object) -> bool:
 
 def clear(results: Path) -> None:
     """Removes the folders of nodes whose process was killed; its guard has ended the ranks."""
-    for folder in (results / FOLDER).glob("*"):
+    for folder in () if (results / FOLDER).is_symlink() else (results / FOLDER).glob("*"):  # a link leads to others'
         owner = atomic.read_json(folder / OWNER)
         with contextlib.suppress(OSError):  # another process is removing it
             if processes.is_of_this_boot(owner):

@@ -23,7 +23,7 @@ from bench.launch.nodes.store import GONE, MemberStore, values_of
 from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy, leases
 from bench.machine.signals import Interrupted, Signals, held, raise_interrupted
-from bench.record import checkpoints
+from bench.record import run_folder
 
 AT_ONCE_S, TELL_S = 2.0, 30.0  # to reach a leader that listens already; and one that must hear of a refusal
 
@@ -185,7 +185,12 @@ class Member:
             survival["folder"] = str((results_root() / job.config.track.name / inputs["run_id"]).resolve())
         carried.clear(results_root())
         self._folder = carried.folder_of(results_root(), inputs["run_id"], inputs["node"])
-        carried.make(self._folder, inputs["texts"], launch)
+        try:
+            carried.make(self._folder, inputs["texts"], launch)
+        except OSError as error:
+            why = f"its results folder cannot be written ({error.strerror}): set SPEEDRUN_RESULTS=/path there"
+            self._store.send("left", why=why)
+            raise Refused(why) from None
         self._store.send("ready", folder=str(self._folder.resolve()), clock=clock)
 
     def _started(self, start: dict[str, Any], stack: contextlib.ExitStack) -> ranks.Group:
@@ -214,10 +219,10 @@ class Member:
                         self._waiting.append(message)
                     has_ended = group.has_ended(0.0)
             except Interrupted as error:
-                if not self._survives or str(error) not in checkpoints.WARNING_SIGNALS:
+                if not self._survives or str(error) not in run_folder.WARNING_SIGNALS:
                     raise
                 signals.heed()
-                (self._log.parents[1] / checkpoints.WARNED).write_text(str(error))
+                (self._log.parents[1] / run_folder.WARNED).write_text(str(error))
         if self._log.exists() and not self._log.stat().st_size:
             self._log.unlink()
         self._store.send("ended", ends=group.ends())

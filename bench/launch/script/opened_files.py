@@ -1,45 +1,23 @@
 """Which data and sources a script opened, as the workers of its ranks noted them, and the doubts that follow."""
 
-import contextlib
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
 from bench.base import private
 from bench.base.paths import REPO
-from bench.base.reading import json_file, plain_file
-from bench.base.reading.damage import Damaged
+from bench.base.reading import plain_file
+from bench.base.text_table import some
+from bench.launch import opened
+from bench.launch.opened import OTHER_DATA, OTHER_SOURCE, Opened
 from bench.launch.prepare import Job
 from bench.launch.script import work_folder
+from bench.record import race_folder
 from bench.record.step_files import StepRow
-from bench.training import script_worker
 
-# Folders of compiled and of installed code.  Not ~/.cache, which may hold weights and data.
-CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
-DATA = script_worker.DATA  # suffixes of data files
 MAX_SHOWN = 200
 READER_LATE_TIMES = 3.0  # margin for the estimate of a reader's delay (assumed; 1.0 accused one run in 94)
 PRINTED_LATE_S = 0.1  # delay of a line that another thread of the script prints (assumed)
-
-
-class Opened(TypedDict):
-    """A file that a script opened, as its worker noted it; the script itself can write such notes too."""
-
-    path: str  # as the script named it
-    real: str  # with links resolved
-    writes: bool
-    t_ns: NotRequired[int]  # time.perf_counter_ns
-
-
-def noted(folder: Path, rank: int) -> Iterator[Opened]:
-    """Yields the files that the worker of a rank noted."""
-    path = folder / f".rank{rank}.opened.tmp"
-    with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
-        for line in lines:
-            with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
-                yield json_file.parsed(line, path, Opened)
 
 
 class OpenedFiles:
@@ -48,54 +26,70 @@ class OpenedFiles:
     work_shards: true paths of the shards of each split that its work/ had when it began.
     """
 
-    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened], work_shards: Mapping[str, Sequence[str]]):
+    def __init__(self, folder: Path, job: Job, notes: Sequence[Opened], work_shards: Mapping[str, Sequence[str]]):
         assert job.script is not None
-        self._script, self._work = job.script, (folder / work_folder.WORK).absolute()
-        self._opened = opened
-        self._data = [file for file in opened if file["path"].endswith(DATA) or file["real"].endswith(DATA)]
-        self._real = {file["real"] for file in self._data}
+        self._work, self._notes = (folder / work_folder.WORK).absolute(), notes
         shards = {"train": job.dataset.train, "val": job.dataset.val}
         self._ours = {
             split: {*work_shards[split], *(os.path.realpath(shard.path) for shard in shards[split])} for split in shards
         }
-        self.read = [file["real"] for file in opened if not file["writes"]]
-        self.are_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)  # by its track
+        self._shards = self._ours["train"] | self._ours["val"]
+        homes = (self._work, job.script.root)  # folders of the copies, and of the sources themselves
+        names = [name.removeprefix("script/") for name in job.script.sources]
+        sources = {os.path.realpath(home / name) for home in homes for name in names}
+        self._own = tuple(os.path.join(os.path.realpath(path), "") for path in (folder, job.script.root))
+        work = os.path.join(os.path.realpath(self._work), "")
+        read, self._sources = opened.foreign(notes, self._shards | sources, self._own, work)
+        self._data = opened.without_small(read)
+        self._stated = [*self._data, *(note for note in read if note["real"].startswith(self._own))]
+        self.read = [opened.source_of(note["real"]) for note in notes if note["reads"]]
+        self.are_fixed = opened.fixes_data(job)
         # true if its track fixes no data and it opened none of the track's
-        self.are_own_data = not self.are_fixed and not self._real & (self._ours["train"] | self._ours["val"])
+        self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}
 
     def names(self) -> list[str]:
-        """Returns the names of the opened data files, each once, as the record shows them."""
-        names = {file["path"].replace(str(self._work), "work") for file in self._data}
-        return sorted(private.redact(plain_file.name_in_utf8(name), REPO) for name in names)[:MAX_SHOWN]
+        """Returns the names of the data files that it read, each once, as the record shows them."""
+        shards = {self._name(note) for note in self._notes if note["real"] in self._shards}
+        return sorted(shards | set(map(self._name, self._data)))[:MAX_SHOWN]
+
+    def states(self) -> dict[str, list[int]]:
+        """Returns {name: [size in bytes, ns of its last change]} of the data files that are not the track's, and of
+        small files beside the script."""
+        notes = {self._name(note): note for note in self._stated[: work_folder.MAX_LISTED]}
+        return {name: [note["num_bytes"], note["changed_ns"]] for name, note in notes.items()}
+
+    def _name(self, note: Opened) -> str:
+        name = note["path"].replace(str(self._work), "work")
+        return private.redact(plain_file.name_in_utf8(name), REPO)
 
     def doubts(self) -> list[str]:
         """Returns a sentence for each doubt: other data than the track's, none of the track's, or unknown sources.
 
         If the track fixes no data (are_own_data), the script's own are as good, and only the sources matter.
         """
-        written = {file["real"] for file in self._opened if file["writes"]}
         doubts = []
         if not self.are_own_data:
-            others = self._real - self._ours["train"] - self._ours["val"] - written
-            if foreign := sorted(path for path in others if not _is_cache(path)):
-                rest = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-                doubts.append(f"it opened data that are not the track's: {self._short(foreign[0])}{rest}")
+            if self._data:
+                doubts.append(OTHER_DATA.format(some([self._short(note["real"]) for note in self._data], 1)))
             for split, so in (
                 ("train", "it trained on others (track=free allows that)"),
                 ("val", "its val_loss is not of the track's tokens"),
             ):
-                if not self._real & self._ours[split]:
+                if not self._ours[split] & {note["real"] for note in self._notes}:
                     doubts.append(f"it never opened the track's {split} shards: {so}, or opened them unseen")
-        if overwritten := sorted(written & (self._ours["train"] | self._ours["val"])):
+        written = sorted({note["real"] for note in self._notes if note["writes"]})
+        if overwritten := [path for path in written if path in self._shards]:
             doubts.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
-        homes = (self._work, self._script.root)  # folders of the copies, and of the sources themselves
-        names = [name.removeprefix("script/") for name in self._script.sources]
-        expected = {os.path.realpath(home / name) for home in homes for name in names}
-        unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - expected
-        unknown = {path for path in unknown & set(self.read) - written if not path.endswith(DATA)}
-        if foreign := sorted(path for path in unknown if not _is_cache(path)):
-            doubts.append(f"it read a source that its identity lacks: {self._short(foreign[0])}")
+        if others := list(filter(self._is_of_another_arm, written)):
+            doubts.append(f"it wrote to a file of another arm of its race: {some(others, 1)}")
+        if self._sources:
+            doubts.append(OTHER_SOURCE.format(some(list(map(self._short, self._sources)), 1)))
         return doubts
+
+    def _is_of_another_arm(self, path: str) -> bool:
+        arms = [os.path.join(name, "") for name in os.environ.get(race_folder.ARMS, "").split(os.pathsep) if name]
+        owners = [folder for folder in (*arms, *self._own) if path.startswith(folder)]
+        return bool(owners) and max(owners, key=len) not in self._own
 
     def validation_at_start_s(self, rows: list[StepRow]) -> float | None:
         """Returns the seconds from the first opening of a validation shard to the line of the validation at step 0,
@@ -127,17 +121,10 @@ class OpenedFiles:
 
     def _validation_opens_ns(self) -> list[int]:
         own = self._ours["val"] - self._ours["train"]
-        reads = [file for file in self._opened if file["real"] in own and not file["writes"]]
-        return sorted(file["t_ns"] for file in reads if file.get("t_ns"))
+        return [note["t_ns"] for note in self._notes if note["real"] in own and note["reads"]]
 
     def _short(self, path: str) -> str:
-        beside = os.path.realpath(self._script.root)
-        for folder, name in ((str(self._work), "work"), (beside, "beside the script")):
-            if path.startswith(folder + os.sep):
-                return f"{name}/{path[len(folder) + 1 :]}"
+        for folder, name in zip(self._own, ("the run's folder", "beside the script"), strict=True):
+            if path.startswith(folder):
+                return f"{name}/{path[len(folder) :]}"
         return path
-
-
-def _is_cache(path: str) -> bool:
-    parts = Path(path).parts
-    return path.startswith((sys.prefix, sys.base_prefix)) or any(part.startswith(CACHES) for part in parts)

@@ -14,13 +14,14 @@ import msgspec
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
-from bench.base.reading import json_file
+from bench.base.reading import json_file, patterns
 from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
 from bench.config.schema import GoalConfig
+from bench.launch.opened import noted
 from bench.launch.prepare import Job
 from bench.launch.script import trace_files, work_folder
-from bench.launch.script.opened_files import OpenedFiles, noted
+from bench.launch.script.opened_files import OpenedFiles
 from bench.launch.script.output import Output
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
 from bench.record import failures, metrics, outside_clock, printed_times, run_folder, step_files, validity
@@ -38,6 +39,7 @@ NO_VALIDATION = "the script printed no {}, which the goal needs"
 NO_TOKENS = "goal.token_budget={} needs the number of tokens in a step, which the script does not print"
 TOO_SHORT = "{} is used up before the end of step {}, the first that the script prints: use a larger budget"
 BY_TIME = "use goal.time_budget_s instead"
+MATCHING_CPU_S = 60.0  # for all lines that a script has printed, of which 200,000 take some seconds
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 
 
@@ -85,10 +87,10 @@ def write(
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
     shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
     facts = [_facts(folder / f".rank{rank}.facts.tmp") for rank in range(num_ranks)]
-    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in noted(folder, rank)], work_shards)
+    opened = OpenedFiles(folder, job, noted(folder, num_ranks), work_shards)
     used = work_folder.keep_used(folder, script, opened.read)
     run["script"] |= {"dialect": shown, "num_unkept_lines": output.num_unkept_lines, "opened": opened.names()}
-    run["script"] |= {"used": used}
+    run["script"] |= {"used": used, "data_states": opened.states()}
     printed = read(dialect, output.lines, goal)
     if printed is None:
         _write_result(folder, facts, {}, [], telemetry_of([]), {})
@@ -119,7 +121,7 @@ def write(
         run["data"] = dict(OWN_DATA)
     ended_at_step = printed.ended_at_step(goal)
     run["script"] |= {} if ended_at_step is None else {"ended_at_step": ended_at_step}
-    doubts += _doubts_of_lines(printed, run["data"]["vocab_size"], ended_at_step is not None)
+    doubts += _doubts_of_lines(printed, goal.of.name, run["data"]["vocab_size"], ended_at_step is not None)
     if opened.are_fixed and goal.of.name == "val_loss" and (rows[0]["step"] or rows[0].get("val_loss") is None):
         doubts.append("it prints no val_loss of step 0, which would show whether it was trained before its clock began")
     doubts += opened.doubts()
@@ -141,6 +143,8 @@ def write(
         return None
     names = [name for name in VALIDATED if any(row.get(name) is not None for row in rows)]
     remedy = f"; it printed {' and '.join(names)}: give goal.metric={names[0]}" if names else ""
+    if not names and any(row.get("train_loss") is not None for row in rows):
+        remedy = f"; it printed train_loss: print {goal.of.name} after the last step, or give goal.metric=train_loss"
     return failures.failure("no_metric_lines", NO_VALIDATION.format(goal.of.name) + remedy)
 
 
@@ -190,14 +194,15 @@ class Printed(NamedTuple):
 
 
 def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
-    """Reads what a script has printed; None if no line reports a step.  lines: as Output.lines."""
-    runs, file_facts = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
-    if not runs or dialect is None:
-        return None
-    reader, run = dialects.reader_of(dialect), runs[-1]
-    rows = stamped(rows_of(run), lines, reader)
-    if goal.metric_pattern is not None:
-        _add_own_metric(rows, lines, dialects.reader_of(dialect), goal.of.name, goal.metric_pattern)
+    """Reads what a script has printed; None if no line reports a step.  lines: as Output.lines.  Raises TooLong."""
+    with patterns.limited(MATCHING_CPU_S):
+        runs, file_facts = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
+        if not runs or dialect is None:
+            return None
+        reader, run = dialects.reader_of(dialect), runs[-1]
+        rows = stamped(rows_of(run), lines, reader)
+        if goal.metric_pattern is not None:
+            _add_own_metric(rows, lines, dialects.reader_of(dialect), goal.of.name, goal.metric_pattern)
     is_wall = run.train_time_ms is None
     if is_wall:
         count_wall(rows)
@@ -261,16 +266,25 @@ def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Se
         yield {"rank": 0, "instrument": "import", "doubt": f"{problem}: {text[:80]!r}"}
 
 
-def _doubts_of_lines(printed: Printed, vocab_size: int | None, was_ended: bool) -> Iterator[str]:
-    """Yields doubts from the lines themselves.  was_ended: at its budget, so that it could not validate at its end."""
+def _doubts_of_lines(printed: Printed, metric: str, vocab_size: int | None, was_ended: bool) -> Iterator[str]:
+    """Yields doubts from the lines themselves.
+
+    metric: the goal's; was_ended: the script was ended at its budget, so that it could not validate at its end.
+    """
     runs, rows, foreign = printed.runs, printed.rows, printed.runs[-1]
     yield from foreign.impossible
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
     last, val_step = max(foreign.declared_steps or 0, foreign.num_steps), foreign.val_step
+    is_complete = foreign.complete
+    if metric not in VALIDATED:
+        val_step = max((row["step"] for row in rows if row.get(metric) is not None), default=None)
+        is_complete = val_step is not None
     is_early = val_step is not None and val_step < last - 1  # nanoGPT validates before its last iteration
-    if (not foreign.complete or is_early) and foreign.diverged_step is None and not was_ended:
-        yield f"its last validation is of step {val_step}, and its last step is {last}"
+    if (not is_complete or is_early) and foreign.diverged_step is None and not was_ended:
+        name = "validation" if metric in VALIDATED else metric
+        seen = f"it prints no {name}" if val_step is None else f"its last {name} is of step {val_step}"
+        yield f"{seen}, and its last step is {last}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
     if first_loss is not None and vocab_size is not None and validity.is_trained(first_loss, vocab_size):
         yield validity.start_doubt(first_loss, vocab_size)
@@ -307,7 +321,11 @@ def _write_result(
     referee: Mapping[str, Any],
 ) -> None:
     first = by_rank[0]
-    peaks: dict[str, Sequence[float | None]] = {"rss": [facts.get("peak_rss_gib") for facts in by_rank]}
+    rss_gib = [facts.get("peak_rss_gib") for facts in by_rank]
+    seen_gib, reported_gib = telemetry.get("peak_rss_gib") or 0.0, max(peak or 0.0 for peak in rss_gib)
+    if seen_gib > reported_gib:  # of a process that it did not wait for, or a peak that was reset
+        rss_gib[[peak or 0.0 for peak in rss_gib].index(reported_gib)] = seen_gib
+    peaks: dict[str, Sequence[float | None]] = {"rss": rss_gib}
     for kind in ("allocated", "reserved"):
         if any(kind in (facts.get("peak_mem_gib") or {}) for facts in by_rank):
             peaks[kind] = [(facts.get("peak_mem_gib") or {}).get(kind) for facts in by_rank]

@@ -24,6 +24,7 @@ from bench.machine import git, sandbox
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing of a script but its lines
 DATA = "data/fineweb10B"
+DOCUMENTATION = (".md", ".rst")  # files that no program is expected to read
 TIMING_PROTOCOL = {
     "id": "script-1",
     "clock": "as the script prints it; the wall time at which each line came is taken by another process",
@@ -225,9 +226,9 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         names = [os.path.relpath(os.path.normpath(root / os.path.expanduser(typed)), root)]
     name = next((name for name in names if not name or (root / name).is_file()), None)
     if name is None or name.startswith(".."):
-        key, where = ("script.module", "there") if settings.module else ("script", "there, from where its path counts")
+        key = "script.module" if settings.module else "script"
         missing = f"{key}={typed}: script.root={settings.root} has no file {names[0]}"
-        raise ValueError(f"{missing}: give one that is {where}")
+        raise ValueError(f"{missing}: give one that is there, by its path in script.root")
     return typed, f"{where}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
 
 
@@ -244,17 +245,33 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
     folder = data_root() / user_code.REVISIONS / f"{root.name}-{commit[:12]}-{where}"
     try:
         inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may be below the top of its repository
+        if git.ask(root, "rev-parse", "--verify", "--quiet", f"{commit}:{inner}") is None:
+            remedy = "commit it, or give revisions that have it"
+            raise ValueError(f"script.rev={rev}: the folder {root} is not in this commit: {remedy}")
         if not folder.is_dir():
             _export(root, f"{commit}:{inner}", folder)
         others = git.run(root, "ls-files", "--others", "--directory", "-z").split("\0")
     except git.Failed as error:
         raise ValueError(f"script.rev={rev}: {error}") from None
-    for name in filter(None, others):
-        link = folder / name.rstrip("/")
-        if not os.path.lexists(link) and not name.endswith(user_code.SUFFIXES) and user_code.is_linked(root / name):
+    links = {folder / name.rstrip("/"): root / name.rstrip("/") for name in filter(None, others)}
+    for path in folder.rglob("*"):  # a file that was untracked before is tracked now, or gone
+        if path not in links and path.is_symlink() and Path(os.readlink(path)) == root / path.relative_to(folder):
+            path.unlink()
+    for link, path in links.items():
+        if not os.path.lexists(link) and not link.name.endswith(user_code.SUFFIXES) and user_code.is_linked(path):
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(root / name.rstrip("/"))
+            link.symlink_to(path)
     return folder, commit
+
+
+def content_sha256(root: Path) -> str:
+    """Returns a hash of all files in a folder of checked_out(), except documentation; of links, of where they lead."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_symlink() or path.is_file() and not path.name.lower().endswith(DOCUMENTATION):
+            content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
+            digest.update(os.fsencode(path.relative_to(root)) + b"\0" + hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def _export(root: Path, tree: str, folder: Path) -> None:
@@ -307,7 +324,6 @@ def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dic
         "args": filled(script.args),
         "work": str(work),
         "imports_work": script.is_rooted,
-        "beside": str(script.root),
         "pipes": pipes,
         "profile": profile,
     }

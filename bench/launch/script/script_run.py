@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.base import atomic
+from bench.base.reading.patterns import TooLong
 from bench.launch import confined
 from bench.launch.prepare import Job
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
 from bench.machine import processes, sandbox
-from bench.machine.meters import CpuMeter
+from bench.machine.meters import CpuMeter, largest_rss_gib
 from bench.machine.telemetry import samples as join
 from bench.machine.telemetry.sampling import Sampling
 from bench.record import failures, metrics, printed_times, run_folder, step_files
@@ -81,6 +82,7 @@ class Watched:
         self._num_read = 0
         self._last: StepRow = {}
         self._foreign_cores: float | None = None
+        self._peak_rss_gib = 0.0  # the largest resident set of a process, as the launcher saw it
         self._sampling: Sampling | None = None
         self._started: Section | None = None
         self._stopped: Section | None = None
@@ -134,7 +136,12 @@ class Watched:
 
     def tick(self) -> None:
         """Updates steps.csv and .progress.tmp from the output.  Raises OSError on a full disk, which ends the run."""
-        waited_ns = processes.waited_ns(self._guard_pid)
+        pids = processes.descendants(self._guard_pid)
+        if self._num_ranks > 1:  # without torchrun itself
+            wrappers = sandbox.WRAPPERS if self.confined else 0
+            pids -= processes.inside(self._guard_pid, 1 + wrappers)
+        self._peak_rss_gib = max(self._peak_rss_gib, largest_rss_gib(pids) or 0.0)
+        waited_ns = processes.waited_ns(pids)
         if waited_ns is not None:
             self._waits_ns.append((time.perf_counter_ns(), waited_ns))
         rows = self._new_rows()
@@ -200,7 +207,10 @@ class Watched:
         if not goal.budget or self._reader is None or since_s < self._may_be_spent_s:
             return False  # no clock can have reached the budget yet
         name = self._script.dialect or dialects.detect(text for _, text in self._output.lines)
-        printed = outcome.read(name, list(self._output.lines), goal)
+        try:
+            printed = outcome.read(name, list(self._output.lines), goal)
+        except TooLong:  # as in conclude(), which reports it
+            return True
         if printed is None:
             return False
         self._ended_by = "script" if printed.ended_at_step(goal) is not None else None
@@ -234,6 +244,8 @@ class Watched:
                 atomic.write_json(self._folder / run_folder.RESULT, measured | {"look": self.look})
         except OSError as error:
             lines_failure = failures.failure(failures.kind_of(error), str(error))
+        except TooLong as error:
+            lines_failure = failures.failure("bad_setting", f"goal.metric_pattern or script.dialect: {error}")
         except Exception as error:  # unforeseen lines: the record says so, and is kept
             with contextlib.suppress(OSError):
                 atomic.write_text(self._folder / "logs" / "reading.log", traceback.format_exc(), durable=False)
@@ -248,6 +260,7 @@ class Watched:
     def _telemetry(self, rows: list[StepRow]) -> Section:
         """Returns what outcome.write() gets from the sampler.  rows: of all steps, with the times of their lines."""
         telemetry: Section = {"summary": {}, "foreign_cpu_cores": self._foreign_cores}
+        telemetry |= {"peak_rss_gib": self._peak_rss_gib}
         telemetry |= {"doubts": self._doubts, "warnings": self._warnings}
         if self._started is None or self._stopped is None:
             return telemetry

@@ -5,27 +5,33 @@ files that it wrote stay in work/; copies and links are removed.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from bench.base import atomic
+from bench.base.paths import cache_root
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.config import user_code
-from bench.data import made_copies
 from bench.data import shards as shard_files
 from bench.data.sources.datasets import Dataset, ShardFile
+from bench.data.sources.source import data_root
 from bench.launch.script.script import Script
 from bench.record import run_folder
 
 WORK = "work"
 COPY_BYTES = 2**24
 MAX_LISTED = 1000  # names of files: a record with a hundred thousand could not be read
+NUM_KEPT = 8  # a nanoGPT's two files, and those of a few other data sets
+MADE = re.compile(r"(raw|val-\d+-\d+)-[0-9a-f]{12}\.bin")
+_used: dict[Path, IO[bytes]] = {}  # files that this process uses until it ends, each with a shared lock
 
 
 def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Path:
@@ -119,7 +125,7 @@ def without_held_out(shards: Sequence[ShardFile], num_kept: int, is_padded: bool
             shard_files.write(path, np.concatenate([shard.tokens()[:own], rest]))
 
         paths.append(
-            made_copies.made_of(
+            made_of(
                 [other.path for other in shards], f"val-{num_kept}-{len(paths)}{'' if is_padded else '-cut'}", write
             )
         )
@@ -136,7 +142,7 @@ def _raw(files: Sequence[Path]) -> Path:
                     shard.seek(shard_files.HEADER_BYTES)
                     shutil.copyfileobj(shard, out, COPY_BYTES)
 
-    return made_copies.made_of(files, "raw", write)
+    return made_of(files, "raw", write)
 
 
 def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, str]:
@@ -204,3 +210,61 @@ def tidy(script: Script, work: Path) -> dict[str, Any]:
     names = sorted(plain_file.name_in_utf8(path) for path in kept_files if os.path.lexists(work / path))
     listed = {"files_written": names[:MAX_LISTED]}
     return listed | ({"num_files_written": len(names)} if len(names) > MAX_LISTED else {})
+
+
+def made_of(files: Sequence[Path], name: str, write: Callable[[Path], None]) -> Path:
+    """Returns the file that write() makes of these files in their current state; it is made only once.
+
+    Such files are kept in the data folder, or in the user's cache if that folder cannot be written: in each place the
+    NUM_KEPT that were used last, and every one that a process uses.
+    """
+    digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
+    roots = [data_root(), cache_root() / "speedrun-data"]
+    paths = [(root / f"{name}-{digest.hexdigest()[:12]}.bin").absolute() for root in roots]
+    for path in paths:
+        atomic.remove_left(path.parent, f".{name}-*.tmp")
+        if _use(path):
+            return path.resolve()
+    errors = []
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+            _use(path)
+            _prune(path.parent)
+            return path.resolve()
+        except OSError as error:
+            errors.append(error)
+    first, last = errors
+    remedy = f"and {roots[1]} cannot be written either ({last.strerror}): set SPEEDRUN_DATA=/path to a folder of yours"
+    raise OSError(first.errno, f"{first.strerror}, {remedy}", first.filename)
+
+
+def _use(path: Path) -> bool:
+    """Keeps a file from being removed until this process ends; returns whether it is there.  Its time of access is that
+    of its last use."""
+    try:
+        file = _used.get(path) or open(path, "rb")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # a file system without locks removes none
+            fcntl.flock(file, fcntl.LOCK_SH)
+        facts = os.fstat(file.fileno())
+        if not facts.st_nlink:  # removed a moment ago, or by hand
+            _used.pop(path, file).close()
+            return path.exists() and _use(path)
+    except OSError:
+        return False
+    _used[path] = file
+    with contextlib.suppress(OSError):  # another user's
+        os.utime(path, ns=(time.time_ns(), facts.st_mtime_ns))
+    return True
+
+
+def _prune(folder: Path) -> None:
+    used_ns = {}
+    for path in [path for path in folder.iterdir() if MADE.fullmatch(path.name)]:
+        with contextlib.suppress(OSError):  # another process has just removed it
+            used_ns[path] = path.stat().st_atime_ns
+    for path in sorted(used_ns, key=lambda path: -used_ns[path])[NUM_KEPT:]:
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # a process uses it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()

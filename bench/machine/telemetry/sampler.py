@@ -263,5 +263,8 @@ def main(job: dict[str, Any], parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the parent handles interrupts
-        main(json.loads(sys.argv[1]), os.getppid())
+    try:
+        with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the parent handles interrupts
+            main(json.loads(sys.argv[1]), os.getppid())
+    except OSError as error:  # a container without /proc; the parent warns that the sampler has ended
+        sys.exit(f"telemetry: {error}")

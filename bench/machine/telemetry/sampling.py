@@ -80,6 +80,8 @@ class Sampling:
                 raise RuntimeError("the sampler of telemetry.csv has ended; the log of rank 0 may say why")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
+        if not line.startswith(b"{"):  # of a sitecustomize that prints
+            return self._answer(until_s - time.monotonic())
         reply: dict[str, Any] = json.loads(line)
         return reply
 

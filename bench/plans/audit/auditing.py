@@ -5,12 +5,13 @@ as a run of the track; the first of a script has its look. audit.json beside the
 show what a script does outside its clock it runs once more, sampled a hundred times a second: audit_clock.json.
 """
 
+import contextlib
 import dataclasses
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +22,10 @@ from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch import after_race, launcher
 from bench.launch.prepare import Job, prepare
+from bench.plans import locks
 from bench.plans.audit import counterfactual, final_weights
 from bench.plans.audit.counterfactual import NotPossible
+from bench.plans.race import state
 from bench.plans.replay import recorded
 from bench.plans.replay.recorded import Recorded
 from bench.record import certificates, failures, ledger, off_clock, printed_times, run_folder, step_files
@@ -31,6 +34,7 @@ from bench.record.shape import Facts
 from bench.training import line_sampler
 
 CLOCK, CLOCK_FILE = "clock", "audit_clock.json"
+SCRATCH = ".audit."  # how the folders of an audit's data begin, among those of all data
 LEFT_OUT = (
     *("seed=", "exporters", "checkpoint", "resume=", "profile"),
     *("script=", "script.path=", "script.root=", "+script"),
@@ -182,15 +186,27 @@ def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[di
     seed = random.SystemRandom().getrandbits(63)
     eos_token, root = datasets.chosen(job.config.data).eos_token, data_root()
     root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as scratch:
+    with scratch_folder(root) as scratch:
         val_tokens = job.config.goal.val_tokens
-        dataset, facts = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(scratch), seed)
+        dataset, facts = counterfactual.make(kind, job.dataset, val_tokens, eos_token, scratch, seed)
         about = {"run": name, "kind": kind, "seed": seed, **facts}
-        folders = {"SPEEDRUN_RESULTS": results, "SPEEDRUN_DATA": Path(scratch)}
+        folders = {"SPEEDRUN_RESULTS": results, "SPEEDRUN_DATA": scratch}
         run = _launched(dataclasses.replace(job, dataset=dataset), about, folders)
     if failures.is_interrupt(run["failure"]):
         raise KeyboardInterrupt
     return facts, run
+
+
+@contextlib.contextmanager
+def scratch_folder(root: Path) -> Iterator[Path]:
+    """Context that yields a folder for an audit's data. Removes those of audits that were killed."""
+    for left in root.glob(f"{SCRATCH}*"):
+        if not locks.holder(left / state.LOCK):
+            atomic.remove_left(root, left.name)
+    with tempfile.TemporaryDirectory(dir=root, prefix=SCRATCH) as name:
+        folder = Path(name)
+        with locks.held(folder / state.LOCK, "audits"):
+            yield folder
 
 
 def passed_here(results: Path, run: Facts, audit: certificates.Audit) -> bool:

@@ -43,8 +43,8 @@ FOREST = (  # key of a step, title, unit, suffix of its keys, names of changes b
     ("step_ms", "A step", "%", "_pct", ("faster", "slower")),
     ("val_loss", "{} at the end", "", "", ("better", "worse")),
 )
-LEVELS = ("rung", "steps to the target", "time to it, s", "{}", "ms a step", "8x H100, min")
-CHANGED = ("rung", "time to the target", "verdict", "steps to it", "{}", "ms a step", "8x H100")
+LEVELS = ("rung", "steps to the target", "time to it, s", "{}", "ms per step", "8x H100, min")
+CHANGED = ("rung", "time to the target", "verdict", "steps to it", "{}", "ms per step", "8x H100")
 CHANGES = {  # {column of a level: (key of the Step, suffix of the keys of its change)}
     "steps_to_target": ("steps", "_pct"),
     "to_target_s": ("to_target", "_pct"),

@@ -16,7 +16,7 @@ import torch
 
 from bench.launch import probe
 from bench.machine import environment, processes
-from bench.machine.passport.kept import CANNOT, NO_TIME
+from bench.machine.passports import CANNOT, NO_TIME
 from bench.machine.telemetry import nvml
 from bench.plans.passport import works
 from bench.plans.passport.works import Case

@@ -9,8 +9,7 @@ from bench.base import utc
 from bench.base.units import GIB
 from bench.config.schema import HardwareConfig
 from bench.launch import probe, ranks
-from bench.machine import gpus, peak_rates, preflight
-from bench.machine.passport import kept
+from bench.machine import gpus, passports, peak_rates, preflight
 
 LIMIT_S = 140.0  # time for measuring
 WHOLE_S = 155.0  # from the start, imports included: the last case and the end stay under three minutes
@@ -30,7 +29,7 @@ def measure(
     say: Callable[[str], object],
     limit_s: float = LIMIT_S,
     precisions: Sequence[str] | None = None,
-) -> kept.Passport:
+) -> passports.Passport:
     """Measures a passport of resolved hardware. env is environment(); say() gets lines such as "12/58 copy 32.0 MiB".
 
     limit_s bounds the measuring; the whole takes less than three minutes in any case. precisions: measure only products
@@ -53,17 +52,17 @@ def measure(
     if not first["figures"]:
         raise NotMeasured(f"its processes took more than {WHOLE_S:.0f} s to start: end other programs, and try again")
     if hardware.device == "cpu":
-        names = [(kept.cpu_id(env), env["cpu_model"])]
+        names = [(passports.cpu_id(env), env["cpu_model"])]
     else:
         names = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.used_by_run(env["gpus"], hardware)]
-    devices: list[kept.Device] = [
+    devices: list[passports.Device] = [
         {"id": id, "name": name, "index": index, "figures": answer["figures"], "under_load": answer["under_load"]}
         for index, ((id, name), answer) in enumerate(zip(names, answers.received))
     ]
     for device in devices:
         _refuse_beyond_sheet(device)
     return {
-        "schema_version": kept.SCHEMA_VERSION,
+        "schema_version": passports.SCHEMA_VERSION,
         "at": at,
         "took_s": time.perf_counter() - started_s,
         "device": hardware.device,
@@ -75,7 +74,7 @@ def measure(
     }
 
 
-def _refuse_beyond_sheet(device: kept.Device) -> None:
+def _refuse_beyond_sheet(device: passports.Device) -> None:
     """Raises NotMeasured if a product, or a copy larger than any cache, is faster than the data sheet allows."""
     for figure in device["figures"]:
         rate, sheet, name = figure["low"], None, device["name"]

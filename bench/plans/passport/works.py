@@ -15,8 +15,8 @@ from torch import distributed as dist
 
 from bench.base import stats
 from bench.base.units import GIB, KIB, MIB, format_bytes
-from bench.machine.passport import kept
-from bench.machine.passport.kept import UNIT, Figure, bus_bytes
+from bench.machine import passports
+from bench.machine.passports import UNIT, Figure, bus_bytes
 from bench.training import distributed
 from bench.training.timing import clock
 
@@ -37,7 +37,7 @@ GPU_COPIES, CPU_COPIES = (2 * GIB, 256 * MIB, 32 * MIB, 2 * MIB), (256 * MIB, 32
 GPU_MESSAGES = (GIB // 4, 64 * MIB, 16 * MIB, MIB, 64 * KIB, 4 * KIB)
 CPU_MESSAGES = (16 * MIB, MIB, 64 * KIB, 4 * KIB)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-LAUNCHES = {"cuda": (kept.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
+LAUNCHES = {"cuda": (passports.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
 
 
 MAX_CASE_S = 0.4  # time of a case in a round; slow cases get fewer than NUM_SAMPLES
@@ -52,9 +52,9 @@ SAFE_BYTES_FRAC = 0.5  # part of a GPU's free memory that a copy may use
 
 @dataclass(frozen=True)
 class Case:
-    """A figure to be measured. name: of a collective or a launch; other fields are kept.Figure's, None if absent."""
+    """A figure to be measured. name: of a collective or a launch; other fields are Figure's, None if absent."""
 
-    kind: kept.Kind
+    kind: passports.Kind
     name: str | None = None
     precision: str | None = None
     shape: tuple[int, int, int] | None = None
@@ -247,7 +247,7 @@ def wake_ups() -> list[float]:
 
 
 def collective(case: Case, ranks: distributed.Ranks, timer: Timer) -> list[float]:
-    """Returns the GiB/s of bus bandwidth: bus bytes (kept.BUS_FACTORS) over the seconds of the slowest rank.
+    """Returns the GiB/s of bus bandwidth: bus bytes (passports.BUS_FACTORS) over the seconds of the slowest rank.
 
     All ranks make the same number of calls, and begin each sample together.
     """

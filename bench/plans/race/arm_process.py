@@ -4,6 +4,7 @@ An arm is overrides and, if it names a revision, all code of that revision in a 
 arms are started alike, with this Python, data folder and results folder.
 """
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from bench.base import credentials
+from bench.base import atomic, credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
-from bench.config import schema, user_code
+from bench.config import identity, schema, user_code
 from bench.machine import code_copy, code_state, sandbox
 from bench.machine.processes import child, die_with_parent, has_ended
 from bench.machine.signals import raise_interrupted
@@ -129,6 +130,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """Returns the facts of several arms of this code; loads torch and samples the machine's load only once."""
     from bench.launch import initial_record, own_model, ready
     from bench.launch.prepare import prepare
+    from bench.launch.script.script import content_sha256
     from bench.machine import environment as machine
     from bench.machine import preflight
     from bench.training.instruments import registry
@@ -154,6 +156,10 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         arm = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
         arm |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
         arm |= {"own": job.own} if job.own else {}
+        if job.script is not None and job.config.script is not None and job.config.script.rev is not None:
+            script = dataclasses.replace(job.config.script, rev=None)
+            config_id = identity.config_id(dataclasses.replace(job.config, script=script))
+            arm["without_rev"] = [config_id, content_sha256(job.script.root)]
         arm |= {"redacted": run["redacted"]} if "redacted" in run else {}
         checks = [asdict(check) for check in ready.checks(job, env, foreign_cores)]
         hardware = job.config.hardware
@@ -197,9 +203,13 @@ def start(
 
     If its tag has a compilation, it shares the compilers' caches only with other runs of that compilation.
     """
-    env = environment(results)
+    race = race_folder.of(results, tag["race_id"])
+    arms = atomic.read_json(race / "plan.json", {}).get("arms", {})
+    scripts = [path for arm in arms.values() for path in arm.get("own", ()) if path.endswith(user_code.SCRIPT_MAIN)]
+    folders = {os.path.realpath(user_code.script_of(path)[0]) for path in scripts}
+    env = environment(results) | {race_folder.ARMS: os.pathsep.join(sorted(folders))}
     if "compilation" in tag:
-        cache = caches(race_folder.of(results, tag["race_id"])) / f"{tag['arm']}-{tag['compilation']}"
+        cache = caches(race) / f"{tag['arm']}-{tag['compilation']}"
         cache = cache.with_name(f"{tag['arm']}-warm-up") if tag["discarded"] else cache
         env |= {name: str((cache / part).absolute()) for name, part in race_folder.COMPILED.items()}
     return run_to_end(folder, ["--race", json.dumps(tag), *overrides], env, show, tick=tick)

@@ -2,8 +2,8 @@
 
     RACE/machine.json: {"measurements": [{"when": "before" or "after", "passport": Passport, "faults": [sentence]}]}
 
-Measured are the passport's (bench/machine/passport/kept.py) clock under load, largest copy, first launch, products of
-the arms' precisions, and largest message of each collective. A fault is a figure outside the samples of earlier
+Measured are the passport's (bench/machine/passports.py) clock under load, largest copy, first launch, products of the
+arms' precisions, and largest message of each collective. A fault is a figure outside the samples of earlier
 measurements of the same device, passports and other races, that is worse by WORSE_PCT or more; on a GPU also one that
 its peers surpass; after the race, also one that fell since it began.
 """
@@ -17,8 +17,7 @@ from bench.base import atomic, text_table
 from bench.base.reading import json_file
 from bench.config import compose, resolve, schema
 from bench.launch.console import say
-from bench.machine import environment, gpus
-from bench.machine.passport import kept, report
+from bench.machine import environment, gpus, passports
 from bench.plans.passport import session
 from bench.record import race_folder
 
@@ -26,14 +25,14 @@ FILE = "machine.json"
 MODES = ("auto", "off", "flag", "refuse")  # auto: flag if an arm runs on a GPU, else off
 LIMIT_S = {"cuda": 20.0, "cpu": 5.0}  # time for measuring, without the start of processes
 DTYPE = {"cuda": "bfloat16", "cpu": "float32"}  # the dtype assumed if a program reports none
-WORSE_PCT = 3.0  # as report.PEER_FRAC: healthy devices differ by less
+WORSE_PCT = 3.0  # as passports.PEER_FRAC: healthy devices differ by less
 
 
 class Measurement(TypedDict):
     """One measurement. faults: what was found, a sentence each."""
 
     when: str
-    passport: kept.Passport
+    passport: passports.Passport
     faults: list[str]
 
 
@@ -63,7 +62,7 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
         say("warn", f"the machine's condition {when} the race was not measured: {error}", always=True)
         return
     past = of(folder)
-    history = kept.every()
+    history = passports.every()
     for path in (results / race_folder.FOLDER).glob(f"*/{FILE}"):
         with contextlib.suppress(ValueError):  # damaged files are skipped
             history += [measured["passport"] for measured in of(path.parent) if path.parent != folder]
@@ -99,14 +98,14 @@ def _hardware(arm: Mapping[str, Any], machine: schema.Machine) -> schema.Hardwar
     return hardware
 
 
-def _faults(passport: kept.Passport, earlier: Sequence[kept.Passport]) -> Iterator[str]:
+def _faults(passport: passports.Passport, earlier: Sequence[passports.Passport]) -> Iterator[str]:
     names = {device["index"]: device["name"] for device in passport["devices"]}
-    for line in report.changes(passport, earlier):
+    for line in passports.changes(passport, earlier):
         if line["is_worse"] and line["beyond_spread"] and abs(line["change_pct"]) >= WORSE_PCT:
             device = "" if line["device"] is None else f" of device {line['device']} ({names[line['device']]})"
             before = text_table.counted(line["num_earlier"], "earlier measurement")
             now = f"{line['now']:.4g} {line['unit']}, {line['before']:.4g} in {before}"
             yield f"{line['what']}{device} is {abs(line['change_pct']):.1f} % worse than it was: {now}"
-    for line in report.slower_than_peers(passport):
+    for line in passports.slower_than_peers(passport):
         peers = f"{line['value']:.4g} {line['unit']}, the others' median {line['peers']:.4g}"
         yield f"{line['what']} of device {line['device']} is {line['slower_pct']:.1f} % below its peers: {peers}"

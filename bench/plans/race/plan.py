@@ -9,16 +9,18 @@ import json
 import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.base.metric import VAL_LOSS
 from bench.base.stats import ALPHA
+from bench.compare.eligibility import AMOUNTS
 from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
 
 SCHEMA_VERSION = 1
 N = 5  # default number of runs per arm; a track may require more of a record
+MAX_N = 10_000  # runs per arm that a plan may list
 MAX_ATTEMPTS = 3
 BLOCKS = (1, -1, -1, 1), (1, 1, -1, -1)  # rounds of a block: a random order of the arms, or its reverse
 RULES = {
@@ -54,6 +56,12 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "name": ("name", str, "a name"),
     "on": ("on", lambda text: {name: name for name in QUESTIONS}[text], f"one of {', '.join(QUESTIONS)}"),
 }
+QUESTIONS_OF_TRACK = {
+    "time": ("time", "time_to_target"),
+    "steps": ("steps_to_target",),
+    "metric": ("loss",),
+}  # {what a track judges: questions that answer it}
+Facts = Mapping[str, Mapping[str, Any]]
 
 
 def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
@@ -134,6 +142,8 @@ def _setting(key: str, value: str) -> Any:
         parsed = read(value)
     except (ValueError, KeyError):
         raise ValueError(f"{key}={value}: it must be {expected}") from None
+    if key == "n" and max(map(int, re.findall(r"\d+", value))) > MAX_N:
+        raise ValueError(f"n={value}: use at most {MAX_N:,} runs of each arm")
     if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
         raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
     return parsed
@@ -251,3 +261,67 @@ def look_after(plan: Mapping[str, Any], position: int) -> int | None:
     fewest = min(started.values())
     is_due = fewest == max(started.values()) and fewest in plan["looks"] and not plan["order"][position]["discarded"]
     return fewest if is_due else None
+
+
+def question_of(facts: Facts, judged: str) -> tuple[str, str]:
+    """Returns (one of QUESTIONS, why) if on= names none. judged: what the track judges, time, steps or metric.
+
+    facts: those of bench/plans/race/arm_process.py, the baseline first.
+    """
+    if judged == "steps":
+        return "steps_to_target", "the track judges steps"
+    if judged == "metric":
+        return "loss", "the track judges its metric"
+    if any((arm.get("row") or {}).get("budget") for arm in facts.values()):
+        return "loss", "every run has the same budget"
+    first, *others = [arm.get("changes_losses") or {} for arm in facts.values()]  # {}: an older revision
+    differing = [name for name in first if any(changes and changes[name] != first[name] for changes in others)]
+    has_target = not any(_lacks_target(facts))
+    if unequal := next(_unequal(facts), None):
+        return ("time_to_target" if has_target else "time"), unequal
+    if not differing:
+        one_code = len({arm["source_sha256"] for arm in facts.values()}) == 1
+        return "time", "no setting that differs changes losses" if one_code else "the arms differ in code"
+    why = f"the arms differ in {' and '.join(differing)}"
+    if has_target and all(arm["row"]["stop_at_target"] for arm in facts.values()):
+        return "time_to_target", f"{why}, and every run ends at the target"
+    return "loss", why
+
+
+def question_sentence(plan: Mapping[str, Any]) -> str:
+    """Returns the question of a plan, and the reason for it if the user did not choose it."""
+    on, why = plan["on"], plan["why_on"]
+    other = "loss" if on == "time" else "time"
+    return QUESTIONS[on] + (f", because {why}; on={other} compares {other} instead" if why else "")
+
+
+def refuse_unanswerable(on: str, facts: Facts) -> None:
+    """Raises ValueError for a question that these arms can never answer."""
+    if on.endswith("to_target") and (lacking := next(_lacks_target(facts), None)):
+        raise ValueError(f"on={on}: {lacking}: give goal.target_val_loss=LOSS beside the arms, or on=loss")
+    has_budget = all((arm.get("row") or {}).get("budget") for arm in facts.values())
+    if on == "loss" and not has_budget:
+        if unequal := next(_unequal(facts), None):
+            remedy = "give them the same, or goal.target_val_loss=LOSS and on=time_to_target"
+            raise ValueError(f"on=loss: {unequal}, and losses are compared after equal training: {remedy}")
+        if ends := [name for name, arm in facts.items() if (arm.get("row") or {}).get("stop_at_target")]:
+            why = f"runs of {ends[0]} end at their target, whatever they could reach"
+            raise ValueError(f"on=loss: {why}: give goal.stop_at_target=false, or on=time_to_target")
+
+
+def _lacks_target(facts: Facts) -> Iterator[str]:
+    """Yields why the arms have no target in common, or nothing."""
+    targets = {name: (arm.get("row") or {}).get("target") for name, arm in facts.items()}
+    for name, target in targets.items():
+        if target is None:
+            yield f"{name} has no target loss"
+    if len(set(targets.values())) > 1:
+        yield f"the arms have different targets ({', '.join(f'{loss} in {name}' for name, loss in targets.items())})"
+
+
+def _unequal(facts: Facts) -> Iterator[str]:
+    """Yields a sentence for each amount of training in which the arms differ. An unknown amount differs from none."""
+    for column, _, unit in AMOUNTS:
+        amounts = {name: (arm.get("row") or {}).get(column) for name, arm in facts.items()}
+        if len({amount for amount in amounts.values() if amount is not None}) > 1:
+            yield f"the arms take different numbers of {unit} ({', '.join(map(str, amounts.values()))})"

@@ -3,7 +3,7 @@
 import itertools
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.compare import eligibility, target
 from bench.launch import ready
+from bench.launch.console import say
 from bench.machine import leases
 from bench.machine.preflight import Check
-from bench.plans.race import arm_process, plan, question, state, worktrees
+from bench.plans.race import arm_process, plan, state, worktrees
 from bench.record import ledger, race_folder
 from bench.record.rows import COLUMNS, metric_of
 
@@ -26,13 +27,19 @@ Facts = dict[str, dict[str, Any]]  # {arm: arm_process.facts()}
 MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here
 
 
-def begin(request: dict[str, Any], results: Path, anyway: bool = False, facts: Facts | None = None) -> Path:
+def begin(
+    request: dict[str, Any],
+    results: Path,
+    anyway: bool = False,
+    facts: Facts | None = None,
+    may_be_identical: bool | None = None,
+) -> Path:
     """Writes a plan() and enters its hash into the ledger. Returns the race's folder; no run has started.
 
-    anyway: also on a busy machine and without hope of a verdict; facts: as in planned(). Raises ValueError.
+    anyway: also on a busy machine and without hope of a verdict; the others as in planned(). Raises ValueError.
     """
-    draft, facts = planned(request, results, anyway, facts)
-    agree_on_machine(facts, anyway)
+    draft, facts = planned(request, results, anyway, facts, may_be_identical)
+    agree_on_machine(facts, anyway, draft["on"])
     folder = race_folder.of(results, draft["race_id"])
     try:
         folder.mkdir(parents=True)
@@ -46,12 +53,17 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False, facts: F
 
 
 def planned(
-    request: dict[str, Any], results: Path, anyway: bool = False, facts: Facts | None = None
+    request: dict[str, Any],
+    results: Path,
+    anyway: bool = False,
+    facts: Facts | None = None,
+    may_be_identical: bool | None = None,
 ) -> tuple[dict[str, Any], Facts]:
     """Checks every arm by its own code. Returns (the plan, {arm: arm_process.facts()}), and writes nothing.
 
     request is plan.parse_request()'s; "arms" is removed from it. anyway: also without hope of a verdict. facts: of
-    the same arms, by an earlier call; None: ask their code. Raises ValueError for what cannot be raced or planned.
+    the same arms, by an earlier call; None: ask their code. may_be_identical: whether arms may have the same config and
+    code; None: if anyway. Raises Identical, or ValueError for what cannot be raced or planned.
     """
     commits = check(request)
     wanted = request.pop("arms")
@@ -60,22 +72,30 @@ def planned(
         with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
             code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}
             facts = arm_process.facts_of_arms(code_and_overrides, results)
-    arms = {name: wanted[name] | {key: own[key] for key in KEPT if key in own} for name, own in facts.items()}
     first = next(iter(facts.values()))
     others = {own["track"] for own in facts.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
     settings["metric"] = metric_of(own["row"] for own in facts.values() if "row" in own)
     refuse_laxer(first["track"], settings)
+    facts = _without_repeats(facts, wanted)
+    if not (anyway if may_be_identical is None else may_be_identical):
+        refuse_identical({name: wanted[name] | own for name, own in facts.items()})
+    arms = {name: wanted[name] | {key: own[key] for key in KEPT if key in own} for name, own in facts.items()}
     if not anyway:
-        refuse_identical(facts)
         refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
     if "on" in settings:
         settings["why_on"] = None
         if "ladder" not in settings:
-            question.refuse_unanswerable(settings["on"], facts)
+            plan.refuse_unanswerable(settings["on"], facts)
     settings = _as_the_arms_suggest(facts, settings, results) | settings
     return plan.make(arms, made_at=utc.now(), **settings), facts
+
+
+def next_seed(results: Path, config_ids: Container[str]) -> int:
+    """Returns the first seed after those of all started runs of these configs."""
+    starts = [run["start"] for run in ledger.read(results).runs.values()]
+    return max((start["seed"] or 0 for start in starts if start["config_id"] in config_ids), default=-1) + 1
 
 
 def _as_the_arms_suggest(
@@ -85,9 +105,7 @@ def _as_the_arms_suggest(
     first = next(iter(facts.values()))
     rules = target.rules_of(first["track"])
     ids = {arm["config_id"] for arm in facts.values()}
-    starts = [run["start"] for run in ledger.read(results).runs.values()]
-    last_seed = max((start["seed"] or 0 for start in starts if start["config_id"] in ids), default=-1)
-    on, why_on = question.chosen(facts, rules.judged)
+    on, why_on = plan.question_of(facts, rules.judged)
     on_gpu = any(arm.get("device") == "cuda" for arm in facts.values())
     fewest = plan.fewest_compilations(settings["n"], settings.get("sequential") is not None)
     return {key: getattr(rules, key) for key in target.LIMITS} | {
@@ -95,7 +113,7 @@ def _as_the_arms_suggest(
         "compilations": fewest if on_gpu else 1,
         "on": on,
         "why_on": why_on,
-        "first_seed": last_seed + 1,  # the first seed that no started run of these configs has had
+        "first_seed": next_seed(results, ids),
         "order_seed": secrets.randbits(32),
         "session_id": first["session_id"],
         "track": first["track"],
@@ -143,18 +161,50 @@ def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
 
 
 class Identical(ValueError):
-    """Raised if two arms differ only by noise."""
+    """Raised if two arms differ only by noise.  same: the sentence without what to do about it."""
+
+    def __init__(self, same: str, remedy: str) -> None:
+        super().__init__(f"{same}: {remedy}")
+        self.same = same
+
+
+def _trained(arm: Mapping[str, Any]) -> list[Any]:
+    """Returns the config and code of an arm; of a revision of a script, without the revision."""
+    return [*arm.get("without_rev", [arm.get("config_id")]), arm.get("source_sha256")]
+
+
+def _without_repeats(facts: Facts, wanted: Mapping[str, Any]) -> Facts:
+    """Omits revisions with the config and code of an earlier arm, as of the documentation, if two arms remain."""
+    kept: Facts = {}
+    same_as: dict[str, str] = {}
+    for name, arm in facts.items():
+        is_revision = wanted[name]["rev"] is not None or "without_rev" in arm
+        same = next((other for other in kept if is_revision and _trained(kept[other]) == _trained(arm)), None)
+        if same is None:
+            kept[name] = arm
+        else:
+            same_as[name] = same
+    if len(kept) < 2:
+        return facts
+    for name, same in same_as.items():
+        say("race", f"{name} is omitted: it has the config and code of {same}")
+    return kept
 
 
 def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises Identical if two arms have the same config and, as far as it is known, the same code."""
+    """Raises Identical if two arms have the same config and, as far as it is known, the same code.
+
+    facts: {arm: arm_process.facts()}, with its "overrides" to name those without effect.
+    """
     for (name, arm), (other_name, other) in itertools.combinations(facts.items(), 2):
-        if all(arm.get(key) == other.get(key) for key in ("config_id", "source_sha256")):
-            same = f"are the same config ({arm['config_id']}) and code and differ by noise alone"
-            remedy = "./run.sh calibrate measures that, --anyway races them"
+        if _trained(arm) == _trained(other):
+            given = sorted({*arm.get("overrides", ())} ^ {*other.get("overrides", ())})
+            effect = f"; {', '.join(given)}: the default anyway, or no part of a config" if given else ""
+            same = f"have the same config ({_trained(arm)[0]}{effect}) and code, so they differ only by noise"
+            remedy = "./run.sh calibrate measures it, and --anyway races them"
             if arm.get("commit") != other.get("commit"):
                 remedy += "; without script=FILE, revisions are the harness's own and not those of your repository"
-            raise Identical(f"{name} and {other_name} {same}: {remedy}")
+            raise Identical(f"{name} and {other_name} {same}", remedy)
 
 
 def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
@@ -178,11 +228,18 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
             raise ValueError(f"{why}: {same}; --anyway races them without a verdict on time")
 
 
-def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:
-    """Checks the machine as each arm's own code sees it. Raises ValueError if the race must not go on."""
+def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool, on: str | None) -> None:
+    """Checks the machine as each arm's own code sees it. Raises ValueError if the race must not go on.
+
+    on: its question. A loss after given steps is the same beside other programs, whose CPU load is then only shown.
+    """
     checks = [Check(**check) for arm in facts.values() for check in arm.get("preflight", ())]
+    is_timed = any("time_s" in ((arm.get("row") or {}).get("budget") or "") for arm in facts.values())
     with leases.held(gpus_and_nodes(facts)[0]):
-        ready.agree(checks, anyway, "the verdict")
+        odd = ready.show_odd(checks)
+        if on in ("loss", "steps_to_target") and not is_timed:
+            odd = [check for check in odd if check.status == "fail" or check.name != "cpu load"]
+        ready.agree(odd, anyway, "the verdict", are_shown=True)
 
 
 def gpus_and_nodes(arms: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:

@@ -15,12 +15,16 @@ from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy, leases, processes
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, condition, plan, planning, question, state, worktrees
+from bench.plans.race import arm_process, condition, plan, planning, state, worktrees
 from bench.plans.race.state import Slot, State
 from bench.record import failures, ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
 MAX_CHARS = 120  # of an arm's description on the terminal; the plan has it all
+
+
+class DiskError(ValueError):
+    """A run failed because of its disk. The race can be resumed."""
 
 
 def go(
@@ -45,7 +49,7 @@ def go(
             if ledger.sha256_of(folder / "race.json") != ends[-1]:
                 raise ValueError(f"{folder}/race.json: it is not the one in the ledger: it was changed")
             return race_folder.read(folder)
-        introduce(race.plan)
+        introduce(race.plan, results)
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
             with (
@@ -55,7 +59,7 @@ def go(
             ):
                 folders = {name: paths.get(name, code) for name in race.plan["arms"]}
                 if not is_new:
-                    planning.agree_on_machine(_refuse_changes(race, folders), anyway)
+                    planning.agree_on_machine(_refuse_changes(race, folders), anyway, race.plan.get("on"))
                 if show:
                     ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
                     warning = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
@@ -64,13 +68,13 @@ def go(
                 status, why = _run_all(race, folders, show)
                 condition.measure(folder, results, race.plan["arms"], machine, "after")
         except Interrupted as error:
-            why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
+            why = f"interrupted ({error}): ./run.sh race --resume {folder.name} continues it"
             say("race", why, always=True)
             return state.as_json(state.read(folder, results), "interrupted", why, utc.now(), None)
         return finish(folder, results, status, why)
 
 
-def introduce(design: Mapping[str, Any]) -> None:
+def introduce(design: Mapping[str, Any], results: Path) -> None:
     """Prints what a plan is going to race, how often, and what would keep its result from being claimed."""
     if common := race_folder.shared(design["arms"]):
         say("race", f"every arm: {' '.join(common)}")
@@ -79,23 +83,29 @@ def introduce(design: Mapping[str, Any]) -> None:
         commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
         say("race", f"{name}: {text_table.middle(abouts[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
-            say("track", f"{name} is in the open division, because {deviation}")
-    say("plan", f"{design['race_id']}: {_about_plan(design)}; results stay hidden until it has ended")
+            say("track", f"{name} is in the open division: {deviation}")
+    say("plan", f"{design['race_id']}: {_about_plan(design)}; results stay hidden until the race ends")
     if "on" in design:
-        say("plan", f"the question: {question.sentence(design)}")
+        say("plan", f"compares {plan.question_sentence(design)}")
+    for name in [name for name in design["arms"] if name != design["baseline"]]:
+        earlier = comparison.earlier_than(design, (design["baseline"], name), results)
+        if earlier and earlier.weight < 1:
+            num = text_table.counted(sum(earlier.verdicts.values()), "earlier race")
+            left = f"alpha is {text_table.two_digits(design['alpha'] * earlier.weight)}"
+            say("plan", f"{name}: {left}, since {num} of these arms left {100 * earlier.weight:.0f} % of it")
     for why in _in_the_way_of_a_claim(design):
-        say("plan", f"the race will have a verdict, but ./run.sh judge refuses a claim: {why}")
+        say("plan", f"the race will have a verdict, but ./run.sh judge would refuse a claim: {why}")
 
 
 def _about_plan(design: Mapping[str, Any]) -> str:
     """Describes the number of runs, compilations and looks."""
     looks, compilations, alpha = design["looks"], design.get("compilations", 1), f"alpha {design['alpha']:g}"
-    groups = f", {compilations} fresh compilations of each arm" * (compilations > 1)
+    groups = f", {compilations} fresh compilations per arm" * (compilations > 1)
     if design.get("sequential"):
-        runs = f"{looks[0]} to {looks[-1]} runs of each arm, after a warm-up{groups}"
-        return f"{runs}: it ends after the first round that decides, {alpha} for all looks together"
+        runs = f"{looks[0]} to {looks[-1]} runs per arm after a warm-up{groups}"
+        return f"{runs}: the race ends after the first round that decides, {alpha} over all looks"
     at = f", looks at {', '.join(map(str, looks))}" * (len(looks) > 1)
-    return f"{design['n']} runs of each arm, after a warm-up{at}{groups}, {alpha}"
+    return f"{design['n']} runs per arm after a warm-up{at}{groups}, {alpha}"
 
 
 def _in_the_way_of_a_claim(design: Mapping[str, Any]) -> Iterator[str]:
@@ -103,14 +113,17 @@ def _in_the_way_of_a_claim(design: Mapping[str, Any]) -> Iterator[str]:
     settings, rules, track = target.track_settings(design["track"]), target.rules_of(design["track"]), design["track"]
     if not settings.get("fixed"):
         return
+    for name, arm in design["arms"].items():
+        if arm["deviations"] and name != design["baseline"]:
+            yield f"{name} is in the open division"
     repeats, first = settings["repeats"], design["looks"][0]
     if first < repeats:
         after = f"it may end after {text_table.counted(first, 'run')} of each arm"
         when = f"n={design['n']} is too few" if design["n"] < repeats else after
         yield f"{when}: track {track} requires {repeats} (n={repeats})"
-    if "on" in design and design["on"] not in question.OF_TRACK[rules.judged]:
-        on = question.OF_TRACK[rules.judged][0]
-        yield f"it asks for {design['on']}: track {track} judges {rules.judged} (on={on})"
+    if "on" in design and design["on"] not in plan.QUESTIONS_OF_TRACK[rules.judged]:
+        on = plan.QUESTIONS_OF_TRACK[rules.judged][0]
+        yield f"the race compares {design['on']}, and track {track} judges {rules.judged} (on={on})"
     if design.get("compilations", 1) < rules.compilations:
         yield f"track {track} requires compilations={rules.compilations} or more"
 
@@ -153,14 +166,22 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
             if num_attempts >= plan.MAX_ATTEMPTS:
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
+            if not (folders[slot.arm] / "bench").is_dir():
+                gone = f"{folders[slot.arm]}, the code that {slot.arm} runs from, was removed while it raced"
+                raise ValueError(f"{gone}: ./run.sh race --resume {race.race_id} puts it back")
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
                 change = f"its own code ({', '.join(own)}) changed while the race was running"
                 remedy = f"put it back and ./run.sh race --resume {race.race_id}, or race revisions"
                 raise ValueError(f"{slot.arm}: {change}: {remedy} ({slot.arm}.rev=HEAD)")
+            passed_on = processes.inherited()
             with processes.strays() as end_strays:  # processes of a launcher that its run killed
                 race = _run_one(race, slot, folders[slot.arm], show, series)
                 strays = end_strays()
             done = race.slots[slot.position]
+            if changed := [name for name, value in processes.inherited().items() if value != passed_on[name]]:
+                run_name, _ = done.attempts[-1]
+                meanwhile = f"while {run_name} of {done.arm} ran"
+                return "abandoned", f"{meanwhile}, the race's own process had {changed[0]} changed"
             if why := _spoilt(race, done, arm, strays):
                 return "abandoned", why
             if _decided_at_look(race, done):
@@ -190,16 +211,20 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
     tag |= {"looks": slot.position == min(other.position for other in race.slots if other.arm == slot.arm)}
     tick = BlindBar(race.results / race.plan["track"], arm["config_id"], slot.seed, series).tick
     tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], race.results, tag, show, tick)
+    made = {run for other in race.slots for run, _ in other.attempts}
     race = state.read(race.folder, race.results)
     done = race.slots[slot.position]
+    if lost := made - {run for other in race.slots for run, _ in other.attempts}:
+        why = f"it no longer has {text_table.counted(len(lost), 'run')} of this race, as an older copy put back would"
+        raise ValueError(f"{race.results / ledger.NAME}: {why}: put the newest copy of the results back, then --resume")
     if len(done.attempts) <= num_attempts:
-        raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
+        raise ValueError(f"{slot.arm}: the run did not start; ./run.sh race --resume {race.race_id} continues:\n{tail}")
     message = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
     say("race", f"{message}{series.end(done.is_done)}", always=done.status != "complete")
     failure = (arm_process.record_of(race.results, done.attempts[-1][0]) or {}).get("failure")
     if failure and failure["kind"] in state.OF_THE_DISK:  # an immediate repeat would use up the slot's attempts
         why = f"{done.arm}: {failure['kind']}: {failure['message']}"
-        raise ValueError(f"{why}: free or repair the disk, then ./run.sh race --resume {race.race_id}")
+        raise DiskError(f"{why}: free or repair the disk, then ./run.sh race --resume {race.race_id}")
     if done.discarded:
         _warn_of_doubts(done, race.results)
     return race
@@ -252,6 +277,8 @@ def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[st
     if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
+    if name := _changed_data(race, done.arm):
+        return f"{name}, which {done.arm} reads, changed while the race was running: begin a new race"
     rules = verification.report(race.results / run_name)["rules"] if done.status == "complete" else ()
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
         return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
@@ -260,6 +287,17 @@ def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[st
         return f"the warm-up of {done.arm} failed: {failure['kind']}: {failure['message']}; try: {failure['hint']}"
     if race.num_failed(done.arm) > race.plan["n"] - 2:
         return f"{race.num_failed(done.arm)} runs of {done.arm} failed: fewer than two times would be left"
+    return None
+
+
+def _changed_data(race: State, arm: str) -> str | None:
+    """Returns the name of a data file that a run of the arm found in another state than an earlier one, or None."""
+    states: dict[str, Any] = {}
+    for run_name in race.runs(arm, discarded=True) + race.runs(arm):
+        run = arm_process.record_of(race.results, run_name) or {}
+        for name, found in run.get("script", {}).get("data_states", {}).items():
+            if states.setdefault(name, found) != found:
+                return str(name)
     return None
 
 
@@ -274,7 +312,7 @@ def _decided_at_look(race: State, done: Slot) -> bool:
     against = result_of(race, diagnose=False)["against"] or {}
     decided = all(verdict["verdict"] in questions.FIRM for verdict in against.values())
     if decided or not race.plan.get("sequential"):
-        say("look", f"planned, after {due} runs of each arm: {'decided' if decided else 'not decided, it goes on'}")
+        say("look", f"planned, after {due} runs per arm: {'decided' if decided else 'not yet, the race continues'}")
     return decided
 
 
@@ -294,6 +332,7 @@ def result_of(race: State, diagnose: bool = True) -> race_folder.Result:
             [race.results / run for run in race.runs(name)],
             in_race=(name, overrides),
             warm_ups=[race.results / run for run in race.runs(name, discarded=True)],
+            num_run_again=len(race.interrupted(name)),
             **race_facts,
         )
         for name, overrides in about.items()

@@ -19,7 +19,8 @@ def commit_of(repo: Path | str, rev: str) -> str:
     _git_folder(repo, rev)
     commit = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
-        raise ValueError(f"{rev}: this repository has no such revision: git log --oneline lists some")
+        uncommitted = "A.rev=HEAD B= races HEAD against uncommitted changes"
+        raise ValueError(f"{rev}: this repository has no such revision: git log --oneline lists some; {uncommitted}")
     return commit.strip()
 
 

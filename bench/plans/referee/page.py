@@ -1,5 +1,6 @@
 """The page of a search: the staircase of what was kept, what looked good and was luck, and the cost per per cent."""
 
+import contextlib
 import html
 import math
 from typing import Any
@@ -22,8 +23,9 @@ MAX_CHARS = 24  # length of a label in the staircase
 
 
 def write(search: Search) -> None:
-    """Writes the page beside the journal."""
-    atomic.write_text(search.folder / NAME, document(search).html(), durable=False)
+    """Writes the page beside the journal, unless the disk is full or the folder is another user's."""
+    with contextlib.suppress(OSError):
+        atomic.write_text(search.folder / NAME, document(search).html(), durable=False)
 
 
 def document(search: Search) -> Document:
@@ -46,7 +48,9 @@ def document(search: Search) -> Document:
     before = search.settings["champion"]
     for entry in kept:
         title = f"Submission {entry.number} against the champion before it"
-        blocks.append(Section(title, [Verbatim(submission.diff(before, entry.arm), "diff")], is_folded=True))
+        blocks.append(
+            Section(title, [Verbatim(private.redact(submission.diff(before, entry.arm), REPO), "diff")], is_folded=True)
+        )
         before = entry.arm
     blocks.append(Section("Method", [Lines(_method(search))]))
     data = {"search": search.name, "submissions": [deciding.answer(search, entry) for entry in tries]}
@@ -69,7 +73,8 @@ def _staircase(search: Search) -> Safe:
     for entry in search.kept:
         total += _gain(entry)
         value = total if is_loss else 100 * math.exp(-total)
-        rows.append(stairs.Row(str(entry.number), text_table.middle(entry.note or entry.about, MAX_CHARS), value))
+        label = private.redact(entry.note or entry.about, REPO)
+        rows.append(stairs.Row(str(entry.number), text_table.middle(label, MAX_CHARS), value))
     unit = f"{search.unit} better than at the start".strip() if is_loss else "% of the time at the start"
     return stairs.plot([stairs.Panel("After each keep", unit, rows)])
 
@@ -78,8 +83,8 @@ def _row(search: Search, entry: Submission) -> list[object]:
     decided: Any = entry.decided or {"decision": "open", "why": "", "spent_s": 0.0}
     decision = decided["decision"]
     about = without_folders(private.redact(entry.about, REPO))
-    note = f": {entry.note}" * bool(entry.note) + f", by {entry.author}" * bool(entry.author)
-    reasons = deciding.reasons(search, entry)
+    note = private.redact(f": {entry.note}" * bool(entry.note) + f", by {entry.author}" * bool(entry.author), REPO)
+    reasons = [private.redact(reason, REPO) for reason in deciding.reasons(search, entry)]
     lines = [f"<b>{html.escape(about)}</b>{html.escape(note)}", *map(html.escape, reasons)]
     submitted = Shown(f"{about}{note}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [

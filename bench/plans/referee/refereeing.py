@@ -17,10 +17,11 @@ from bench.base.paths import CODE, REPO
 from bench.compare import eligibility, searching, target
 from bench.compare.searching import Stop
 from bench.launch.console import say
+from bench.machine import preflight
 from bench.machine.signals import Interrupted
 from bench.plans import locks
 from bench.plans.audit import short
-from bench.plans.race import arm_process, planning, question, runner, state, worktrees
+from bench.plans.race import arm_process, plan, planning, runner, state, worktrees
 from bench.plans.race.planning import Facts
 from bench.plans.referee import deciding
 from bench.plans.referee import search as searches
@@ -66,7 +67,7 @@ def _begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
     if submissions.program_of(champion) and not settings["trust"]:
         champion = {**champion, "overrides": [*champion["overrides"], submissions.SANDBOX]}
     draft, _ = planning.planned({"arms": {"A": champion, "B": champion}}, results, anyway=True)
-    on = settings["on"] or question.OF_TRACK[target.rules_of(draft["track"]).judged][0]
+    on = settings["on"] or plan.QUESTIONS_OF_TRACK[target.rules_of(draft["track"]).judged][0]
     if on not in QUESTIONS:
         raise ValueError(f"on={on}: a search asks for {', '.join(QUESTIONS)}")
     if settings.get("is_effect_pct") and on == "loss":
@@ -162,9 +163,11 @@ def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> 
     """Accepts a submission, which is on disk on return. Raises ValueError if it is refused, which costs nothing."""
     if search.has_ended:
         raise ValueError(f"{search.name}: this search has ended: ./run.sh referee start begins another")
+    if search.doubt:
+        raise ValueError(search.doubt)
     submitted = search.folder / "submissions"
     submitted.mkdir(exist_ok=True)
-    number = 1 + max((int(path.name) for path in submitted.iterdir() if path.name.isdigit()), default=0)
+    number = 1 + max((int(path.name) for path in submitted.iterdir() if path.name.isdecimal()), default=0)
     while True:  # until this process alone has a folder: mkdir is atomic
         with contextlib.suppress(FileExistsError):
             (folder := submitted / str(number)).mkdir()
@@ -195,6 +198,8 @@ def work(search: Search, number: int | None = None) -> Search:
         with searches.locked(search.folder, accepted + "waiting for {}, which works on this search"):
             if not is_left(search := searches.read(search.folder)):  # the other process decided it
                 break
+            if search.doubt:  # the champion or the levels may be others than were decided
+                raise ValueError(search.doubt)
             if search.has_ended:
                 undecided = number or search.open[0].number
                 raise ValueError(f"{search.name}: this search ended before submission {undecided} was decided")
@@ -277,7 +282,7 @@ def _by_its_code(search: Search, arm: Arm, program: Sequence[str], arguments: Se
 
 
 def _run_stage(search: Search, submission: Submission, stage: str, stop: Stop, facts: Facts | None = None) -> None:
-    """Runs the race of a stage, unless the budget is spent."""
+    """Runs the race of a stage, unless the budget is spent. Raises runner.DiskError."""
     last = searching.most_rounds(stop)
     warm_ups = ["B"] * (stage == RACE and search.settings["on"] != "loss")  # its compile cache is cold
     settings = {"n": last, "sequential": {"first": 1, "last": last, "stop": stop, "warm_ups": warm_ups}}
@@ -287,8 +292,9 @@ def _run_stage(search: Search, submission: Submission, stage: str, stop: Stop, f
     try:
         _race(search, name, search.champion, submission.arm, settings, facts)
     except ValueError as error:
+        is_full = preflight.disk_space(search.results).status == "fail"  # a contestant may only say that it is
         folder = deciding.folder_of(search, name)
-        if folder is None:
+        if folder is None or (is_full and isinstance(error, runner.DiskError)):  # the next call goes on with its race
             raise
         if not state.read(folder, search.results).has_ended:
             runner.finish(folder, search.results, "abandoned", str(error))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from bench.base.metric import VAL_LOSS
+from bench.base.paths import user_path
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.compare import searching
@@ -26,6 +27,7 @@ from bench.record import ledger
 
 FOLDER = "searches"
 LOCK = ".lock.tmp"  # a name that git ignores
+HARMLESS = ("the last, is damaged or unfinished", "a clock was set back, or lines were made up")  # ends of faults
 Decision = Literal["keep", "drop", "undecided", "refused"]
 
 
@@ -105,7 +107,7 @@ class Search:
     submissions: dict[int, Submission] = field(default_factory=dict)
     confirmations: list[Submission] = field(default_factory=list)  # as they began: their levels are the error budget
     has_ended: bool = False
-    faults: list[str] = field(default_factory=list)  # faults of the journal's chain
+    faults: list[str] = field(default_factory=list)  # faults of the journal's chain and of its count of lines
 
     @property
     def name(self) -> str:
@@ -134,6 +136,12 @@ class Search:
         """Wall time of all runs, including the calibration's."""
         own = self.calibration["spent_s"] if self.calibration else 0.0
         return own + math.fsum(entry.decided["spent_s"] for entry in self.submissions.values() if entry.decided)
+
+    @property
+    def doubt(self) -> str | None:
+        """Says what was changed in the journal or removed from it, as no power failure and no clock does; or None."""
+        fault = next((fault for fault in self.faults if not fault.endswith(HARMLESS)), None)
+        return fault and f"{self.name}: its journal was changed ({fault}): restore it, or begin another search"
 
     def device_s(self, spent_s: float) -> float:
         """Returns the device-seconds of a wall time: times the number of devices of a run."""
@@ -176,8 +184,10 @@ def read(folder: Path) -> Search:
     lines = cast(list[dict[str, Any]], journal.lines)
     if not lines or lines[0]["event"] != "search":
         raise ValueError(f"{folder.name}: is not a search: ./run.sh referee start begins one")
+    lost = ledger.lost_end(journal)
+    faults = [*journal.faults, *([f"this machine has {lost}"] if lost else [])]
     with reading_record(folder / ledger.NAME):
-        search = Search(folder, json_file.check_kind(lines[0], Settings, folder), faults=journal.faults)
+        search = Search(folder, json_file.check_kind(lines[0], Settings, folder), faults=faults)
         for line in lines[1:]:
             _enter(search, line)
     return search
@@ -214,7 +224,7 @@ def find(results: Path, name: str | None = None) -> Path:
     """Returns the folder of the search of this name, or of the newest. Raises ValueError if there is none."""
     folders = sorted(path.parent for path in (results / FOLDER).glob(f"*/{ledger.NAME}"))
     if name is not None:
-        folders = [folder for folder in folders if folder.name == name or folder == Path(name).absolute()]
+        folders = [folder for folder in folders if folder.name == name or folder == user_path(name).absolute()]
     if not folders:
         problem = "no search has begun" if name is None else f"{name}: there is no such search"
         raise ValueError(f"{problem}: ./run.sh referee start track=cpu_nano budget=1h begins one")

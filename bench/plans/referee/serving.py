@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from bench.base import atomic
 from bench.base.paths import CODE
 from bench.plans.referee.search import Search
 
@@ -33,15 +35,10 @@ MAX_LINE_BYTES = 2**23
 MAX_SOCKET_CHARS = 100  # length of a socket's path: Linux allows 107
 
 
-class Numbered(msgspec.Struct):
-    """The part of a request that identifies its answer."""
-
-    id: Any = None
-
-
-class Request(Numbered):
+class Request(msgspec.Struct):
     """A line from a client. words, diff, note and author are those of a submission."""
 
+    id: Any = None
     tool: str = ""
     words: list[str] | None = None
     diff: str | None = None
@@ -53,6 +50,15 @@ async def call(search: Search, tool: str, fields: Mapping[str, Any]) -> Any:
     """Returns the answer of a tool, or {"error": a sentence}. fields: words, diff, note, author of a submission."""
     if tool not in TOOLS:
         return {"error": f"{tool}: there is no such tool: choose from {', '.join(TOOLS)}"}
+    try:
+        return await _called(search, tool, fields)
+    except OSError as error:  # such as no space for the diff, or a longer note than a command takes
+        return {"error": f"the command cannot be run ({error.strerror})"}
+    except ValueError as error:  # a NUL or half of a surrogate pair, which cannot be passed to a command
+        return {"error": f"{error}: words, diff, note and author are UTF-8 without NUL"}
+
+
+async def _called(search: Search, tool: str, fields: Mapping[str, Any]) -> Any:
     with tempfile.TemporaryDirectory(prefix="speedrun-referee-") as folder:
         words = list(fields.get("words") or ())
         if diff := fields.get("diff"):
@@ -79,13 +85,13 @@ def serve(search: Search, socket: Path) -> None:
     """Answers requests on a socket only for this user until interrupted. Raises ValueError if it cannot be made."""
     if len(str(socket)) > MAX_SOCKET_CHARS:
         raise ValueError(f"{socket}: is too long for a socket: give --socket /tmp/referee.socket")
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_serve(search, socket))
 
 
 async def _serve(search: Search, socket: Path) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):  # the client left, or the server is to end
             try:
                 while line := await reader.readline():
                     writer.write(json.dumps(await _answered(search, line)).encode() + b"\n")
@@ -108,8 +114,12 @@ async def _serve(search: Search, socket: Path) -> None:
         raise ValueError(f"{socket}: cannot be made ({error.strerror}): give another --socket") from None
     finally:
         os.umask(mask)
+    serving = asyncio.ensure_future(server.serve_forever())
+    for number in (signal.SIGINT, signal.SIGTERM):  # Python drops what a handler raises while it starts a command
+        if signal.getsignal(number) != signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     async with server:
-        await server.serve_forever()
+        await serving
 
 
 async def _is_served(socket: Path) -> bool:
@@ -127,13 +137,12 @@ async def _answered(search: Search, line: bytes) -> dict[str, Any]:
     number = None
     try:
         message = json.loads(line)
-        number = msgspec.convert(message, Numbered).id
-        json.dumps(message, ensure_ascii=False).encode()  # ValueError: half of a surrogate pair, which no file can hold
+        number = atomic.without_nan(message.get("id")) if isinstance(message, dict) else None  # 1e999 is infinite
+        # ValueError: such a number, or half of a surrogate pair, which no file can hold
+        json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
         request = msgspec.convert(message, Request)
         answer = await call(search, request.tool, msgspec.to_builtins(request))
-    except OSError as error:  # such as no space for the diff, or a longer note than a command takes
-        return {"id": number, "error": f"the command cannot be run ({error.strerror})"}
-    except (ValueError, RecursionError) as error:  # also for a NUL, which cannot be passed to a command
+    except (ValueError, RecursionError) as error:
         return {"id": number, "error": f'{error}: a request is a JSON object a line: {{"id": 1, "tool": "status"}}'}
     is_error = isinstance(answer, dict) and "error" in answer
     return {"id": number} | (answer if is_error else {"answer": answer})
@@ -159,4 +168,7 @@ def serve_mcp(search: Search) -> None:
 
     for tool in (submit, status, log):
         server.tool(description=TOOLS[tool.__name__], structured_output=False)(tool)
-    server.run()
+    try:
+        server.run()
+    except KeyboardInterrupt as error:  # Python would wait for the thread that reads standard input, until that ends
+        os._exit(128 + (error.args or (signal.SIGINT,))[0])

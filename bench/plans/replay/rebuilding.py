@@ -6,6 +6,7 @@ training script come from the record's code/. Nothing is taken from the working 
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,16 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
+
 from bench.base import atomic, private
 from bench.base.paths import REPO, results_root
 from bench.base.reading import plain_file
+from bench.config import groups
 from bench.data.sources.source import data_root
 from bench.machine import code_state, environment, git, processes, sandbox
 from bench.machine.signals import Interrupted
 from bench.plans import locks
 from bench.plans.race import arm_process, worktrees
 from bench.plans.replay.recorded import VARIABLES, Recorded
-from bench.record import ledger, race_folder, run_folder
+from bench.record import configs, ledger, race_folder, run_folder
 from bench.record.certificates import replays_root
 
 # Settings that a run leaves to the machine: a replay sets those that the record ran with.
@@ -32,6 +36,10 @@ OF_THE_MACHINE = ("device", "num_processes", "num_threads", "dtype", "compile", 
 OWN = ("own", "script")  # folders of code/ with the user's own code
 CHANGED = "the record was changed or is incomplete"
 LOCK = ".replay.lock"
+IMPORT_PATH = re.compile(r"\S+:\w+")  # as bench/config/user_code.py has it, within all settings
+RECORDED = "recorded"  # the choice of each group whose yaml is written from a record's config.yaml
+OF_THE_RUN = ("name", "seed", "exporters", "checkpoint", "resume")  # parts of config.yaml that a replay does not repeat
+GLOBAL = "# @package _global_\n"  # begins the yaml of a track and of an experiment
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def _worktree_name(run_id: str) -> str:
     boot = (processes.boot_id_hash() or "unknown")[:8]
     for path in worktrees.path_of(REPO, "").glob(f"replay-*-{boot}-*") if boot != "unknown" else ():
         pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and processes.start_ticks(int(pid)) is None:
+        if pid.isdecimal() and processes.start_ticks(int(pid)) is None:
             worktrees.remove(REPO, path.name)
     return f"replay-{run_id}-{boot}-{os.getpid()}"
 
@@ -94,7 +102,10 @@ def strangers_code(recorded: Recorded) -> list[str]:
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
     brought += [f"commit {str(code['commit'])[:12]}, which HEAD does not contain"] * (not is_ours)
-    brought += ["settings that name code"] * any(":" in text or "script" in text for text in recorded.overrides)
+    settings = configs.settings(configs.read(str(recorded.folder))).values()  # own yamls may have named code as well
+    names_code = any(":" in text or "script" in text for text in recorded.overrides)
+    names_code |= any(isinstance(value, str) and IMPORT_PATH.fullmatch(value) for value in settings)
+    brought += ["settings that name code"] * names_code
     entry = ledger.read(results_root()).runs.get(recorded.name)
     end = entry and entry["end"]
     return brought if end is None or ledger.is_changed(recorded.folder, end) else []
@@ -167,6 +178,48 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
     return kept + [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in pinned.items()]
 
 
+def own_choices(recorded: Recorded, code: Path) -> list[str]:
+    """Returns what the record chose of yamls that its code does not have, such as model=mine of a project's conf/."""
+    chosen = ["--config-name"] if "--config-name" in (recorded.run.get("command") or ()) else []
+    for override in recorded.overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        folder = code / "conf" / key
+        if key in groups.GROUPS and folder.is_dir() and not value.startswith("{"):
+            names = re.findall(r"[\w.-]+", value)
+            chosen += [override for name in names if name != "null" and not (folder / f"{name}.yaml").is_file()]
+    return chosen
+
+
+def without_choices(recorded: Recorded, overrides: Sequence[str], code: Path, conf: Path) -> list[str]:
+    """Returns overrides that need none of the user's own yamls: an experiment has all settings of config.yaml instead.
+
+    code: the harness as it was; conf: the folder, to be used as --config-dir, in which the yamls are written.
+    """
+
+    def write(name: str, values: Mapping[str, Any], head: str = "") -> None:
+        (conf / name).parent.mkdir(parents=True, exist_ok=True)
+        (conf / name).write_text(head + yaml.safe_dump(dict(values), sort_keys=False))
+
+    settings = {key: value for key, value in recorded.config.items() if value is not None and key not in OF_THE_RUN}
+    settings["hardware"] = {key: value for key, value in settings["hardware"].items() if key != "sandbox"}
+    instruments, track = settings.get("instruments") or {}, settings["track"]
+    chosen: list[dict[str, Any]] = [{"override /instruments": list(instruments)}]
+    for name in instruments:
+        if not (code / "conf" / "instruments" / f"{name}.yaml").is_file():
+            write(f"instruments/{name}.yaml", {name: instruments[name]})
+    for group, part in (("model", {"size": "nano"}), ("optim", {"schedule": RECORDED})):  # a track may override it
+        if values := settings.pop(group, None):
+            write(f"{group}/{RECORDED}.yaml", {"defaults": [part, "_self_"], **values})
+            chosen.append({f"override /{group}": RECORDED})
+            if group == "optim":
+                write(f"optim/schedule/{RECORDED}.yaml", values["schedule"])
+    if not (code / "conf" / "track" / f"{track['name']}.yaml").is_file():
+        write(f"track/{track['name']}.yaml", {"track": track}, GLOBAL)
+    write(f"experiment/{RECORDED}.yaml", {"defaults": chosen, **settings}, GLOBAL)
+    kept = [text for text in overrides if text.lstrip("+~").partition("=")[0] not in (*groups.GROUPS, "schedule")]
+    return [f"track={track['name']}", f"experiment={RECORDED}", *kept]
+
+
 def variables_at(tree: Checkout, recorded: Mapping[str, str] | None) -> dict[str, str]:
     """Returns the variables of the replay's process: those of this one that environment.passed() lets through, with the
     record's in place of those that reach arithmetic.
@@ -236,7 +289,7 @@ def identity(
         around = confined.command if confined else None
         return cast(dict[str, Any] | None, arm_process.ask(code, overrides, env, confined=around))
     except ValueError as error:
-        refusal = str(error).rpartition("race: ")[2]
+        refusal = re.split("^race: ", str(error), flags=re.M)[-1]
         if refusal.startswith("instruments."):
             return None
         raise ValueError(refusal) from None

@@ -17,7 +17,7 @@ from bench.base.reading import json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.data.shards import CheckFailed
 from bench.data.sources import datasets
-from bench.machine import git
+from bench.machine import code_state, git, preflight
 from bench.machine.preflight import Check
 from bench.record import configs, run_folder, verification
 
@@ -88,7 +88,7 @@ def read(folder: Path) -> Recorded:
         raise ValueError(f"{folder.name}: it was imported from a log, without code, settings and data to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
-    return Recorded(folder, run, yaml_file.read(folder / "config.yaml"), configs.as_typed(folder))
+    return Recorded(folder, run, yaml_file.recorded(folder / "config.yaml"), configs.as_typed(folder))
 
 
 def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
@@ -133,6 +133,9 @@ def _commit(recorded: Recorded) -> Check:
     if commit is None:
         return Check("commit", "fail", "the record names none: it ran outside git", "nothing: its code is not known")
     if git.ask(REPO, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        if failure := code_state.git_failure():  # git is not installed, or refuses another user's repository
+            known = preflight.git(failure, REPO)
+            return Check("commit", "fail", known.found, known.remedy)
         remedy = f"git fetch origin {commit}, in the repository that the run was made in"
         return Check("commit", "fail", f"{commit[:12]} is not in this repository", remedy)
     return Check("commit", "ok", commit[:12])

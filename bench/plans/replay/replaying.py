@@ -5,11 +5,13 @@ results/replays that its ledger has from start to end, unchanged since, which pa
 settings and data, and have different step times. A certificate that came with a record is only a claim.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from bench.config import groups
 from bench.machine import code_state, environment, sandbox
 from bench.machine.preflight import Check
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats
@@ -21,6 +23,7 @@ from bench.record.certificates import Certificate
 from bench.record.rows import row_of
 from bench.record.shape import Record
 
+OWN_CONF = ".conf"  # in the folder of a user's own classes: yamls that stand for theirs
 FRESH_SEED = 1000  # added to the record's seed, because its repeats have the next ones
 Say = Callable[[str, str], None]
 
@@ -83,6 +86,10 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
         rebuilding.refuse_other_code(record, tree)
         env = rebuilding.variables_at(tree, None if options.keep_env else record.environment["variables"])
         overrides = rebuilding.overrides_of(record, tree.own)
+        if groups.VARIABLE not in os.environ and (own := rebuilding.own_choices(record, tree.code)):
+            say("settings", f"{', '.join(own)}: not in the code's conf/: taken from config.yaml; or name --config-dir")
+            env[groups.VARIABLE] = str(tree.own / OWN_CONF)
+            overrides = rebuilding.without_choices(record, overrides, tree.code, tree.own / OWN_CONF)
         confined = rebuilding.Sandbox(record, tree, recorded.has_data(record)) if is_confined else None
         _agree(record, rebuilding.identity(tree.code, [*overrides, f"seed={seed}"], env, confined))
 

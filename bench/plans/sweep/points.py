@@ -60,12 +60,15 @@ class Points:
         return followed(self.folder, launcher, settings, refusals)
 
     @contextlib.contextmanager
-    def searching(self, num_trials: int) -> Iterator[None]:
-        """Wraps a search by our launcher: one plan and one bar for all its trials, which take about equally long."""
+    def searching(self, num_trials: int, num_after: int = 0) -> Iterator[None]:
+        """Wraps a search by our launcher: one plan and one bar for all its trials, which take about equally long.
+
+        num_after: runs that follow the search, such as a race of its best.
+        """
         runs = self.records()
         known_s = earlier_s({run["track"] for run in runs}, {run["config_id"] for run in runs})
         usual_s = {"trial": statistics.mean(known_s.values())} if known_s else {}
-        with Series(["trial"] * num_trials, usual_s, budget_s=self.budget_s) as self._series:
+        with Series(["trial"] * (num_trials + num_after), usual_s, budget_s=self.budget_s) as self._series:
             yield
         self._series = None
 
@@ -218,7 +221,7 @@ def _read(folder: Path | str) -> Run:
 
 
 def _kind(job: Job) -> tuple[str, int]:
-    return job.config_id, job.config.seed
+    return job.config_id + job.source_sha256, job.config.seed  # two folders of one name have one config_id
 
 
 def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
@@ -248,7 +251,7 @@ def say_complete(job: Job, run: Run) -> None:
     doubts = ""
     if run["validity"] != "valid":
         doubts = f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
-    say("sweep", f"{' '.join(job.overrides)}: complete before, {run['run_id']}{doubts}")
+    say("sweep", f"{' '.join(job.overrides)}: already complete, {run['run_id']}{doubts}")
     if exporters := ",".join(job.config.exporters):
         say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
 
@@ -256,10 +259,13 @@ def say_complete(job: Job, run: Run) -> None:
 def winning_arms(folder: Path, top: int) -> list[str]:
     """Returns arguments for ./run.sh race, A='optim.lr=0.002 ...', of a sweep's best configs by the goal's metric.
 
-    Raises ValueError if too few configs have complete runs, or top is not a number of arms.
+    Of a study it is the best of each arm, its baseline first and then the best arms, under the study's names.  Raises
+    ValueError if too few configs have complete runs, or top is not a number of arms.
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
+    if (folder / sweep.STUDY).exists():
+        return _winners_of_study(folder, top)
     overrides_of: dict[str, tuple[str, ...]] = {}  # {config_id: overrides}
     losses: dict[str, dict[str, float]] = {}  # {config_id: {run_id: loss}}
     for point in sweep.points(folder):
@@ -275,3 +281,19 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     if len(best) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")
     return [f"{name}={shlex.join(overrides_of[config_id])}" for name, config_id in zip(ARM_NAMES, best)]
+
+
+def _winners_of_study(folder: Path, top: int) -> list[str]:
+    study = sweep.read_study(folder)
+    metric = sweep.metric_of(study)
+    best_of: dict[str, tuple[float, float]] = {}  # {arm: (its best metric, lower is better; the value that has it)}
+    for name, tried in sweep.trials(folder, study).items():
+        if tried:
+            best = sweep.best_of(tried, metric)
+            best_of[name] = metric.sign * tried[best], best
+    baseline, *others = study["arms"]
+    ordered = [baseline, *sorted((name for name in others if name in best_of), key=lambda name: best_of[name])]
+    if baseline not in best_of or len(ordered) < top:
+        raise ValueError(f"--top {top}: {folder.name} has {len(best_of)} arms with complete trials")
+    tuned = {name: f"{study['tune']}={best_of[name][1]!r}" for name in ordered[:top]}
+    return [f"{name}={shlex.join([*study['common'], *study['arms'][name], best])}" for name, best in tuned.items()]

@@ -1,12 +1,13 @@
 """Exports runs or their steps as csv, parquet, MLPerf's log lines, or a log like those of modded-nanogpt."""
 
+import io
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.base import atomic, escape, utc
+from bench.base import atomic, escape, private, utc
+from bench.base.paths import REPO
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.units import ms_from_s
@@ -58,7 +59,10 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
-    """Writes rows to a parquet file.  Raises ValueError without pyarrow, or if out cannot be written."""
+    """Writes rows to a parquet file.  Raises ValueError without pyarrow, or if out cannot be written.
+
+    pyarrow itself would remove a file, or as root a device, that it cannot write to.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -69,12 +73,8 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
         table = pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)})
     except (pyarrow.ArrowException, OverflowError) as error:
         raise ValueError(f"--to parquet: a column has values of several kinds ({error}): use --to csv") from None
-    atomic.refuse_record(Path(out))
-    try:
-        pyarrow.parquet.write_table(table, out)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else error
-        raise ValueError(f"--out {out}: cannot be written ({why})") from None
+    pyarrow.parquet.write_table(table, content := io.BytesIO())
+    atomic.write_out(Path(out), content.getvalue())
 
 
 def mllog(folder: Path | str) -> str:
@@ -132,7 +132,8 @@ def _unix_ms(text: str | None) -> int | None:
 def modded_nanogpt_log(folder: Path) -> str:
     """Returns a run as a log like those of KellerJordan/modded-nanogpt: code, environment and steps between rules.
 
-    Instead of the code it has the code's sha256, the commit and the uncommitted changes.  train_time is what a script
+    Instead of the code it has the code's sha256, the commit and the uncommitted changes, without credentials and
+    private paths.  train_time is what a script
     printed, or else the sum of the steps so far; at the end of a complete run it is the record's train_s.  Values have
     all the digits of the record, and what is unknown has no line.
     Raises ValueError if the record is an imported log, or the run did not complete and its number of steps is unknown.
@@ -142,7 +143,7 @@ def modded_nanogpt_log(folder: Path) -> str:
         raise ValueError(f"{run['run_id']}: was imported from a log, which is not written again: export it --to csv")
     patch = folder / "code" / "diff.patch"
     code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
-    if patch.is_file() and patch.stat().st_size:
+    if patch.is_file() and not patch.is_symlink() and patch.stat().st_size:
         changes = plain_file.text(patch, errors="replace").splitlines()
         code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
     train_s = run["metrics"].get("train_s") if run["status"] == "complete" else None
@@ -151,7 +152,7 @@ def modded_nanogpt_log(folder: Path) -> str:
     if peaks := [gib for gib in peaks_gib if gib is not None]:
         lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
     whole = "\n".join([*code, RULE, *_environment(run), RULE, *lines]) + "\n"
-    return escape.CONTROL.sub(escape.shown, whole)
+    return escape.CONTROL.sub(escape.shown, private.redact(whole, REPO))
 
 
 def _environment(run: Record) -> Iterator[str]:
@@ -179,7 +180,7 @@ def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
     """Returns the number of steps that were planned, so that an aborted run does not look like a complete one."""
     if run["status"] == "complete":
         return run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
-    config = yaml_file.read(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
+    config = yaml_file.recorded(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
     num_steps: int | None = (config.get("goal") or {}).get("num_steps")
     if num_steps is None:
         problem = f"status={run['status']}, and it does not say how many steps it was to have"

@@ -133,16 +133,13 @@ def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
         ]
         db.execute(f"ALTER TABLE {table} {', '.join(parts)}")
         if table == "runs":
-            metric_values = ", ".join(f"('{name}', r.{name}::{_number(kinds[name])})" for name in rows.METRICS)
+            casts = {name: "int::" * (kinds[name] == "boolean") for name in rows.METRICS}
+            metric_values = ", ".join(f"('{name}', r.{name}::{cast}double precision)" for name, cast in casts.items())
             db.execute(
                 "CREATE OR REPLACE VIEW metrics AS SELECT r.run_id, m.metric, m.value FROM runs r, "
                 f"LATERAL (VALUES {metric_values}) AS m (metric, value) WHERE m.value IS NOT NULL"
             )
     return existing | changes
-
-
-def _number(kind: str) -> str:
-    return "int::double precision" if kind == "boolean" else "double precision"
 
 
 def _wider(current: str | None, kind: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.base.reading import plain_file, yaml_file
+from bench.base.reading import patterns, plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import GIB, gib_from_bytes
 from bench.record.importers import consoles, modded_nanogpt, programs, records
@@ -67,8 +67,7 @@ class Modded(consoles.Form):
 
 def metrics_of(dialect: str) -> set[str]:
     """Returns the names of the numbers that lines of a dialect may have; always includes val_loss."""
-    patterns = reader_of(dialect).patterns
-    return {"val_loss", *(name for pattern in patterns for name in re.compile(pattern).groupindex)}
+    return {"val_loss", *(name for pattern in reader_of(dialect).patterns for name in re.compile(pattern).groupindex)}
 
 
 class Patterns(consoles.Form):
@@ -76,9 +75,9 @@ class Patterns(consoles.Form):
 
     name = "patterns"
 
-    def __init__(self, patterns: Sequence[re.Pattern[str]], first_step: int):
-        self.patterns, self._first_step = {pattern.pattern: 0 for pattern in patterns}, first_step
-        plain = (re.sub(r"[?]P<[a-z_]+>", "?:", pattern.pattern) for pattern in patterns)
+    def __init__(self, chosen: Sequence[re.Pattern[str]], first_step: int):
+        self.patterns, self._first_step = {pattern.pattern: 0 for pattern in chosen}, first_step
+        plain = (re.sub(r"[?]P<[a-z_]+>", "?:", pattern.pattern) for pattern in chosen)
         self.looks_like = re.compile("|".join(f"(?:{text})" for text in plain))
 
     def parsed(self, line: str) -> consoles.Row | None:
@@ -115,8 +114,8 @@ def read_yaml(path: str, where: str) -> Patterns:
     first_step = described.get("first_step", 1)
     if type(first_step) is not int:
         raise ValueError(f"{where}: first_step={first_step!r}: give a whole number, 0 or 1")
-    patterns = [_pattern(f"{where}: {name}", described[name]) for name in ("step", "val") if name in described]
-    return Patterns(patterns, first_step)
+    names = [name for name in ("step", "val") if name in described]
+    return Patterns([_pattern(f"{where}: {name}", described[name]) for name in names], first_step)
 
 
 def edge(path: str) -> tuple[str, int]:
@@ -127,9 +126,9 @@ def edge(path: str) -> tuple[str, int]:
 
 def _pattern(where: str, text: str) -> re.Pattern[str]:
     try:
-        pattern = re.compile(text)
-    except (re.error, TypeError) as error:
-        raise ValueError(f"{where}={text!r}: is not a regular expression ({error})") from None
+        pattern = patterns.compiled(text)
+    except ValueError as error:
+        raise ValueError(f"{where}={text!r}: {error}") from None
     unknown = set(pattern.groupindex) - set(GROUPS)
     if "step" not in pattern.groupindex or unknown:
         why = f"unknown group {sorted(unknown)[0]}" if unknown else "the group (?P<step>...) is missing"

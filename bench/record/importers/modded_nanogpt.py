@@ -38,6 +38,7 @@ PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{
 RULE = re.compile(rb"=" * 40 + rb"(?<![^\n]={40})[= \t\r]*$", re.M)
 PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # the possible beginnings of code
 FILE = re.compile(r"^-{40}\n# (\S+)\n-{40}$", re.M)  # the header of each further file that a log embeds
+STRING = re.compile(rb"""(\"{3}|'{3})[\s\S]*?\1""")
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
 # What may differ in the code of repeats: a literal seed, the name of the run
 OF_ONE_RUN = re.compile(rb"""(?i)(\b(?:manual_)?seed\b\W{1,5})\d+|(\brun_id\s*=\s*)(?:"[^"\n]*"|'[^'\n]*')""")
@@ -243,8 +244,9 @@ def _source(data: bytes) -> tuple[bytes | None, int]:
     """
     metric = lines.first(data)
     first = last = RULE.search(data)
-    if first is None:
-        return None, 0
+    if first is None:  # the code may be there all the same, and its docstrings may show lines of its log
+        texts = STRING.finditer(data) if IMPORT.search(data, 0, metric) else ()
+        return None, max((text.end() for text in texts if lines.first(text[0]) < len(text[0])), default=0)
     start = 0
     if not data[: first.start()].strip():
         start, last = first.end(), RULE.search(data, first.end())

@@ -14,7 +14,7 @@ from bench.base import atomic, metric
 from bench.base.text_table import counted
 from bench.base.units import MIB, gib_from_bytes, s_from_ms
 from bench.config import groups
-from bench.record import printed_times, run_folder, step_files
+from bench.record import printed_times, run_folder, step_files, validity
 from bench.record.importers.lines import Columns
 from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
@@ -86,9 +86,11 @@ def record_of(
     """Returns the record of a run and its rows of steps.csv.  path, part_of: from files_of(); facts: of read_file()."""
     track, name, shown = _named(Path(path), part_of)
     rows = rows_of(run)
-    backward = printed_times.drop_backward(rows, printed_times.MAX_UNTIMED_STEPS)  # after which clocks were restarted
+    backward = printed_times.drop_backward(rows, printed_times.MAX_UNTIMED_STEPS)
     run.ends_untimed |= bool(backward)
     doubts = [*_doubts(facts["unmatched"]), *run.impossible, *backward]
+    wrong = [] if run.complete else ["the run did not complete"]
+    wrong += [validity.BELOW_ZERO.format(run.val_loss)] if run.val_loss is not None and run.val_loss < 0 else []
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
     # no log has these
@@ -112,8 +114,8 @@ def record_of(
         "name": name,
         "track": track,
         "status": "complete" if run.complete else "failed",
-        "validity": "invalid" if not run.complete else "suspect" if doubts else "valid",
-        "validity_reasons": doubts if run.complete else ["the run did not complete"],
+        "validity": "invalid" if wrong else "suspect" if doubts else "valid",
+        "validity_reasons": wrong or doubts,
         "failure": None if run.complete else _failure(run),
         "started_at": run.facts.get("started_at"),
         "seed": run.facts.get("seed"),
@@ -170,8 +172,8 @@ def _environment(facts: dict[str, Any]) -> Section:
 def _same_run_id(run: Run) -> str | None:
     """Returns an id that files of one run share (console, log, a driver's summary), and different runs hardly ever.
 
-    It is made of all validations or, with fewer than MIN_VALIDATIONS, of the first, the last and the time in
-    milliseconds; None with fewer than two validations, or without a time.
+    It is made of all validations or, with fewer than MIN_VALIDATIONS, of the first, the last and the time;
+    None with fewer than two validations, or without a time.
     """
     is_validated = ~np.isnan(run.columns["val_loss"])
     losses, steps = run.columns["val_loss"][is_validated].tolist(), run.columns["step"][is_validated].tolist()
@@ -179,7 +181,7 @@ def _same_run_id(run: Run) -> str | None:
         return None
     ends = f"val_loss {losses[0]:g} to {run.val_loss!r} at step {run.val_step}"
     if len(losses) < MIN_VALIDATIONS:
-        return f"{ends} after {round(run.train_time_ms)} ms"
+        return f"{ends} after {run.train_time_ms:.12g} ms"
     digest = hashlib.sha256(repr(list(zip(steps, losses))).encode()).hexdigest()
     return f"{ends}, {len(losses)} validations {digest[:12]}"
 

@@ -198,7 +198,7 @@ def write(
         sweeps(results.folder, results.runs, out),
         races(results.folder, out),
         _damaged(results, pages),
-        tag("noscript", "The list of runs needs scripts; ./run.sh table prints it."),
+        tag("noscript", "The list of runs needs JavaScript; ./run.sh table prints it."),
     ]
     html = page("Results", *body, data=data, scripts=SCRIPTS, styles=STYLES, assets="assets")
     atomic.write_text(out / "index.html", html)

@@ -3,6 +3,7 @@
 It is part of every run, with or without instruments.  Nothing waits for the device: steps are read one or more late.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -55,9 +56,10 @@ class StepLog:
         self._start: Any = None  # start mark of the current step
         self._start_ns = 0
         self.rows = [] if rows is None else rows
+        self.step = self.rows[-1]["step"] if self.rows else 0  # the row of the step that runs, or of the last one
 
     def on_step_start(self, step: int) -> None:
-        self._start_ns = self._now_ns()
+        self._start_ns, self.step = self._now_ns(), step + 1
         self._start = self._marks.mark()
         if self._segment[1] is None:
             self._segment = (self._segment[0], self._start)
@@ -100,6 +102,12 @@ class StepLog:
         """Reads the steps that no validation followed; the caller has waited for the device."""
         while self._unread:
             self._read()
+
+    def read_completed(self) -> None:
+        """Reads what the device has completed, of a run that an error may be ending."""
+        with contextlib.suppress(Exception):  # a GPU that failed, a loss that is not finite: the run has its error
+            while self._unread and self._marks.ready(self._unread[0][-1]):
+                self._read()
 
     def _read(self, val_loss: float | None = None, train_s: float | None = None) -> None:
         """Reads the oldest unread step; train_s is the clock's if it was paused after the step, else by marks."""

@@ -89,7 +89,7 @@ const cells = (function () {
     const head = make("tr", {}, make("th", {}, ""), ...found.map((row) => make("th", {}, idOf(row))));
     const lines = differing.map((field) => make("tr", {}, make("td", {}, title(field)), ...found.map((row, number) => make("td", { class: field in NUMBERS ? "number" : null }, show(field, row[field]), number ? change(field, found[0][field], row[field]) : null))));
     const alike = found.every((row) => row.comparability_id && row.comparability_id === found[0].comparability_id && row.session_id === found[0].session_id);
-    const advice = alike ? "Same session and machine, but one run a side gives no verdict about speed." : "Other machine, software or session: their times are not comparable.";
+    const advice = alike ? "Same session and machine, but one run per side gives no verdict about speed." : "Other machine, software or session: their times are not comparable.";
     const more = count > found.length ? " The first " + found.length + " of " + count + "." : "";
     const command = found.length === 2 ? [make("p", {}, make("code", {}, "./run.sh compare " + found.map((row) => row.run_id).join(" ")))] : [];
     return [make("h2", {}, "The ticked runs"), make("p", {}, advice + " What differs, against the earliest:" + more), ...command, make("div", { class: "scroll", tabindex: "0" }, make("table", {}, head, ...lines))];

@@ -29,7 +29,7 @@
     const edges = [], lines = order.map((number) => {
       const one = spec.series[number], stroke = () => ofSeries(number);
       const options = { of: number, label: one.name, stroke, width: 2, dash: dashOf(number), spanGaps: one.kind === "line", points: { show: false } };
-      options.value = (u, v, s, place) => (place == null || v == null ? "–" : narrow(areas ? one.y[place] : v) + (one.low && isKnown(one.low[place]) ? " (" + narrow(one.low[place]) + " to " + narrow(one.high[place]) + ")" : ""));
+      options.value = (u, v, s, place) => (place == null ? "" : v == null ? "–" : narrow(areas ? one.y[place] : v) + (one.low && isKnown(one.low[place]) ? " (" + narrow(one.low[place]) + " to " + narrow(one.high[place]) + ")" : ""));
       if (areas) Object.assign(options, { fill: stroke, width: 0 });
       else if (one.kind === "bars") Object.assign(options, { fill: stroke, paths: uPlot.paths.bars({ size: [0.9, 60] }) });
       else if (one.kind === "stepped") Object.assign(options, { spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }) });

@@ -1,0 +1,115 @@
+"""Judges which files the ranks of a run read and made, as bench/training/open_watch.py noted them."""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from bench.base import private
+from bench.base.paths import REPO
+from bench.base.reading import json_file, plain_file
+from bench.base.reading.damage import Damaged
+from bench.base.text_table import some
+from bench.launch.prepare import Job
+from bench.record.validity import FILES
+from bench.training.open_watch import DATA
+
+OTHER_DATA = "it read a file that is not the track's data: {}"
+OTHER_SOURCE = "it read a source that its identity lacks: {}"
+PROGRAMS = (".py", ".pyc", ".cu", ".cuh", ".cpp", ".h", ".hpp")
+SETTINGS = (".json", ".toml", ".yaml", ".yml")
+SMALL_BYTES = 2**16  # of files with other suffixes than DATA, all together: settings, not data (assumed)
+# {size: sha256} of the files with GPT-2's vocabulary, which tiktoken reads from a cache in any folder
+GPT2 = {
+    456318: "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    1042301: "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+
+
+class Opened(TypedDict):
+    """A file that a rank opened, moved or made, as it was before; the contestant itself can write such notes too."""
+
+    path: str  # as it was named, absolute
+    real: str  # with links resolved
+    reads: bool
+    writes: bool
+    is_new: bool  # it did not exist, or was empty
+    num_bytes: int
+    changed_ns: int  # st_ctime_ns, which no program can set
+    t_ns: int  # time.perf_counter_ns
+
+
+def noted(folder: Path, num_ranks: int) -> list[Opened]:
+    """Returns the notes of all ranks in the order of their times."""
+    notes: list[Opened] = []
+    for rank in range(num_ranks):
+        path = folder / f".rank{rank}.opened.tmp"
+        with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
+            for line in lines:
+                with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
+                    notes.append(json_file.parsed(line, path, Opened))
+    return sorted(notes, key=lambda note: note["t_ns"])
+
+
+def foreign(
+    notes: Sequence[Opened], known: Collection[str] = (), beside: tuple[str, ...] = (), work: str | None = None
+) -> tuple[list[Opened], list[str]]:
+    """Returns (first notes of data files, true paths of sources) that were read, are not known and not made by the run.
+
+    known: true paths of the track's shards and the run's sources; beside: folders in which settings are sources; work:
+    the script's folder, where no data was before.
+    """
+    first: dict[str, Opened] = {}
+    for note in notes:
+        first.setdefault(note["real"], note)
+    made = {real for real, note in first.items() if note["is_new"]}  # also folders
+    data, sources = list[Opened](), set[str]()
+    for real in sorted({note["real"] for note in notes if note["reads"]}):
+        if real in known or source_of(real) in known or made & {real, *map(str, Path(real).parents)}:
+            continue
+        if _has(first[real], PROGRAMS) or (real.startswith(beside) and real.endswith(SETTINGS)):
+            sources.add(source_of(real))
+        elif work is None or not real.startswith(work):
+            data.append(first[real])
+    return [note for note in data if not _is_gpt2s(note)], sorted(sources)
+
+
+def without_small(data: Sequence[Opened]) -> list[Opened]:
+    """Returns the data files without those that are small together and may be anybody's settings."""
+    named = [note for note in data if _has(note, DATA)]
+    others_bytes = sum(note["num_bytes"] for note in data) - sum(note["num_bytes"] for note in named)
+    return list(data) if others_bytes > SMALL_BYTES else named
+
+
+def doubts_about_own(folder: Path, job: Job) -> Iterator[dict[str, Any]]:
+    """Yields the doubts about a run of a user's own classes, whose ranks note no shards and no sources."""
+    data, sources = foreign(noted(folder, job.config.hardware.num_processes or 1))
+    files = [note["real"] for note in without_small(data)] if fixes_data(job) else []
+    for sentence, paths in ((OTHER_DATA, files), (OTHER_SOURCE, sources)):
+        if paths:
+            doubt = private.redact(sentence.format(some(paths, 1)), REPO)
+            yield {"rank": None, "instrument": FILES, "doubt": doubt}
+
+
+def fixes_data(job: Job) -> bool:
+    """Returns whether the track of a job fixes its data."""
+    return any(key.split(".")[0] == "data" for key in job.config.track.fixed)
+
+
+def source_of(path: str) -> str:
+    """Returns the path of the source of a .pyc in __pycache__; any other path unchanged."""
+    return re.sub(r"__pycache__/([^/]+?)\.[^/]*\.pyc$", r"\1.py", path)
+
+
+def _has(note: Opened, suffixes: tuple[str, ...]) -> bool:
+    return note["path"].endswith(suffixes) or note["real"].endswith(suffixes)
+
+
+def _is_gpt2s(note: Opened) -> bool:
+    if note["num_bytes"] not in GPT2:
+        return False
+    with contextlib.suppress(Damaged):
+        return hashlib.sha256(plain_file.content(note["real"])).hexdigest() == GPT2[note["num_bytes"]]
+    return False

@@ -1,0 +1,107 @@
+"""Notes which files a process reads and makes, by Python's audit events; bench/launch/opened.py judges the notes.
+
+It needs only the standard library of Python 3.8, as script_worker.py runs it beside another torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import re
+import site
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from typing import Any
+
+DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
+AGAIN_NS = 100_000_000
+MAX_FILES, OTHERS = 100_000, "other files"  # all further ones are noted as one
+MUCH = 2**62  # bytes that stand for those of other files, and of a folder that is moved
+PACKAGES = ("site-packages", "dist-packages")
+SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/proc", "/sys", "/usr")
+
+
+def watch(path: str, accepted: Iterable[str] = ()) -> None:
+    """Appends a line to the file `path` for each file that this process and its forks read or make.
+
+    Not noted are the interpreter, its packages, the system's files, compile caches, sources of modules that are loaded
+    already (a traceback reads them), and accepted files and folders.  A data file has a line whenever it is opened, at
+    most ten a second; any other has one.  Only Python's events are seen and the files that a command names, not what
+    torch.from_file, C++ and other programs read.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    now_ns, write_to = time.perf_counter_ns, os.write  # kept before a script can replace them
+    by_hand = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # which a contestant's settings may choose
+    added = [path for path in sys.path if os.path.basename(path) in PACKAGES and path not in by_hand]  # by .pth files
+    packages = _below([sys.prefix, sys.base_prefix, site.getusersitepackages(), *site.getsitepackages(), *added])
+    loaded = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+    unnoted = packages + _below([*SYSTEM, *_caches(), *loaded, *accepted])
+    noted: dict[tuple[str, bool, bool], int] = {}  # {(true path, reads, writes): ns of its last line}
+
+    def note(name: Any, reads: bool, writes: bool, is_moved: bool = False) -> None:
+        named = os.path.abspath(os.fsdecode(name))
+        if named.startswith(packages) and not writes:
+            return
+        real, status = os.path.realpath(named), None
+        with contextlib.suppress(OSError):
+            status = os.stat(real)
+        is_folder = status is not None and stat.S_ISDIR(status.st_mode)
+        is_here = (is_folder and is_moved) or stat.S_ISREG(status.st_mode) if status else writes
+        if not is_here or f"{real}{os.sep}".startswith(unnoted):
+            return
+        key, t_ns = (real, reads, writes), now_ns()
+        if key in noted and (not named.endswith(DATA) or t_ns - noted[key] < AGAIN_NS):
+            return
+        facts: dict[str, Any] = {"path": _utf8(named), "real": _utf8(real), "num_bytes": 0, "changed_ns": 0}
+        if status:
+            facts.update(num_bytes=MUCH if is_folder else status.st_size, changed_ns=status.st_ctime_ns)
+        if key not in noted and len(noted) >= MAX_FILES:
+            key, facts = (OTHERS, True, False), {"path": OTHERS, "real": OTHERS, "num_bytes": MUCH, "changed_ns": 0}
+        noted[key] = t_ns
+        # what a file without bytes holds later, this process has put there
+        facts.update(reads=key[1], writes=key[2], is_new=not facts["num_bytes"], t_ns=t_ns)
+        write_to(fd, json.dumps(facts).encode() + b"\n")
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        with contextlib.suppress(OSError, TypeError, ValueError):  # such as a file descriptor in place of a name
+            if event == "open":
+                mode = args[2] & os.O_ACCMODE
+                note(args[0], mode != os.O_WRONLY, mode != os.O_RDONLY)
+            elif event in ("os.rename", "os.link"):
+                note(args[0], True, False, is_moved=True)
+                note(args[1], False, True)
+            elif event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn"):
+                arguments = args[:1] if event == "os.system" else args[1][1:]
+                for word in re.split(r"[\s'\"=<>|;&]+", " ".join(map(os.fsdecode, arguments))):
+                    note(word, True, False)
+            elif event == "os.mkdir":
+                note(args[0], False, True)
+            elif event in ("import", "ctypes.dlopen"):  # of a compiled module, or of a library
+                note(args[event == "import"], True, False)
+
+    sys.addaudithook(hook)
+
+
+def _below(folders: Iterable[str]) -> tuple[str, ...]:
+    paths = {path for folder in folders for path in (os.path.abspath(folder), os.path.realpath(folder))}
+    return tuple(os.path.join(path, "") for path in paths)
+
+
+def _utf8(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _caches() -> list[str]:
+    """Returns the folders of compiled code.  Not all of ~/.cache, which may hold weights and data."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    named = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")]
+    caches = [os.path.join(home, name) for name in ("torch_extensions", "torch/kernels", "matplotlib")]
+    with contextlib.suppress(KeyError, OSError):  # a user without a name
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+        caches.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"))
+    return [os.path.expanduser("~/.triton"), *caches, *filter(None, named)]
