@@ -2,11 +2,13 @@
 
 import errno
 import json
+import runpy
 from pathlib import Path
 
 import pytest
 
 from bench.base import atomic
+from bench.config import user_code
 from bench.launch import finish
 from bench.record import failures, ledger
 from bench.training.timing.step_log import NonFiniteLoss
@@ -93,6 +95,14 @@ def test_an_agent_that_says_nothing_is_reported_as_that(folder):
 def test_every_kind_of_error_has_a_name_and_a_hint(error, kind):
     assert failures.kind_of(error) == kind
     assert failures.HINTS[kind]
+
+
+def test_a_value_error_of_the_users_own_code_is_not_called_a_bad_setting(tmp_path, monkeypatch):
+    monkeypatch.setattr(user_code, "working_folder", lambda: str(tmp_path))
+    (tmp_path / "my_optim.py").write_text("def step(): raise ValueError('not enough values to unpack')\n")
+    with pytest.raises(ValueError) as raised:
+        runpy.run_path(str(tmp_path / "my_optim.py"))["step"]()
+    assert failures.kind_of(raised.value) == "exception"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine import environment, leases, processes
 from bench.machine.meters import CpuMeter, RunClock
 from bench.machine.signals import Interrupted, Signals, held, raise_interrupted
-from bench.record import failures, run_folder
+from bench.record import failures, run_folder, validity
 from bench.record.exporters import dashboards
 from bench.record.shape import Section
 from bench.training.instruments import registry
@@ -357,13 +357,14 @@ class _Launch:
         if self._guard and self._guard.left:
             error = f"processes {self._guard.left} could not be ended: files of this record may still change"
             run["warnings"].append({"rank": None, "instrument": "launcher", "edge": "run end", "error": error})
+        others = list[tuple[str, int, float]]()
         if self._others and self._job.config.hardware.device == "cpu":
             since_s, before_s = self._others
-            lasted_s, others = time.monotonic() - since_s, processes.busiest_others(before_s)
+            lasted_s = time.monotonic() - since_s
+            others = [(name, pid, spent_s / lasted_s) for name, pid, spent_s in processes.busiest_others(before_s)]
+            others = [other for other in others if other[2] > LEAST_CORES]
             run["foreign_programs"] = [
-                {"name": name, "cpu_cores": round(spent_s / lasted_s, 2)}
-                for name, spent_s in others
-                if spent_s > LEAST_CORES * lasted_s
+                {"name": processes.public_name(name), "cpu_cores": round(cores, 2)} for name, _, cores in others
             ]
         gone = finish.removed(folder, self._place)
         if self._confined and not gone:
@@ -377,6 +378,9 @@ class _Launch:
         if may_be_of_data and (changed := datasets.changed(self._job.dataset, gone_too=failure is not None)):
             failure = failures.bad_data(changed, failure)
         finish.finish(folder, run, failure, self._clock, self._edges, signals.late, self._place)
+        if others and validity.is_busy(run):  # by their names and pids, which a record does not have
+            named = ", ".join(f"{name} (pid {pid}) {cores:.2f} cores" for name, pid, cores in others)
+            say("machine", f"busiest other programs: {named}")
 
 
 def _why(signal_name: str) -> str:

@@ -254,17 +254,22 @@ def everyones_cpu_s() -> dict[int, float]:
     return cpu_s(int(path.name) for path in Path("/proc").glob("[0-9]*"))
 
 
-def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[str, float]]:
-    """Returns [(program, CPU seconds since everyones_cpu_s() returned before_s)] of the busiest processes, without this
-    one and its descendants, "another program" if its name is not KNOWN.  A program that has ended is missing."""
+def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[str, int, float]]:
+    """Returns [(program, pid, CPU seconds since everyones_cpu_s() returned before_s)] of the busiest processes, without
+    this one and its descendants.  A program that has ended is missing."""
     own = descendants(os.getpid()) | {os.getpid()}
     spent_s = {pid: now_s - before_s.get(pid, 0.0) for pid, now_s in everyones_cpu_s().items() if pid not in own}
     busiest = []
     for pid in sorted(spent_s, key=lambda pid: -spent_s[pid])[:most]:
         with contextlib.suppress(OSError):
             name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-            busiest.append((name if KNOWN.fullmatch(name) else "another program", spent_s[pid]))
+            busiest.append((name, pid, spent_s[pid]))
     return busiest
+
+
+def public_name(program: str) -> str:
+    """Returns the name of a program as records have it, which are published: "another program" if it is not KNOWN."""
+    return program if KNOWN.fullmatch(program) else "another program"
 
 
 def inherited() -> dict[str, Any]:

@@ -178,7 +178,8 @@ def kind_of(error: BaseException) -> str:
     if isinstance(error, Damaged) and "run.json: " in text:  # only the launcher writes it: somebody removed or cut it
         return "folder_removed"
     if isinstance(error, ValueError):
-        return "bad_data" if ".bin" in text else "bad_setting"
+        raised_by_user = "exception" if user_code.line_of(error) else "bad_setting"
+        return "bad_data" if ".bin" in text else raised_by_user
     if re.search("timed out|timeout", text, re.I):
         return "collective_timeout"
     if name == "DistBackendError":
