@@ -144,11 +144,16 @@ def test_exit_codes(arms, results, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower"]) == 1
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:6%"]) == 0
-    assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", "slower:0.5"]) == 0  # faster
+    assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", "slower:0.5%"]) == 0  # faster
     why = "--fail-on slower fails: a slowdown of B by more than 0.5 % is shown"
     written = capsys.readouterr().err
     assert f"{why} (95 % interval +4.84 to +5.13 %, verdict slower)" in written
     assert "--fail-on slower passes: a slowdown of B by more than 6 % is excluded (95 % interval +4.84 to" in written
+
+
+def test_a_limit_has_its_per_cent_sign(arms):
+    with pytest.raises(ValueError, match="--fail-on slower:0.01: write the limit in per cent, slower:0.01%"):
+        compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.01"])
 
 
 def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, answer_of, capsys):

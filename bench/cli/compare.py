@@ -116,11 +116,13 @@ def _condition(text: str) -> Condition:
     """Returns (kind, per cent or None) of slower:0.5%, slower, loss or another verdict."""
     kind, colon, limit = text.partition(":")
     try:
-        pct = float(limit.rstrip("% ")) if colon else None
+        pct = float(limit.removesuffix("%")) if colon else None
     except ValueError:
         pct = -1.0
     if kind not in FAILURES or not 0 <= (pct or 0.0) < math.inf or (colon and kind != "slower"):
         raise ValueError(f"--fail-on {text}: use slower:0.5%, or one of {', '.join(FAILURES)}")
+    if colon and not limit.endswith("%"):  # 0.01 may mean 0.01 % or 1 %
+        raise ValueError(f"--fail-on {text}: write the limit in per cent, {text}%")
     return kind, pct
 
 
