@@ -198,6 +198,7 @@ def test_markdown_and_csv(results, printed):
         (["val_loss!="], [0, 1, 2]),
         (["status!=failed"], [0, 1, 2]),
         (["val_loss<=4.1", "seed>0"], [1]),
+        (["val_loss <= 4.1", " seed > 0 "], [1]),
         (["target_reached=true"], [0, 1, 2]),
         (["target_reached=no"], []),
         (["target_reached!=true"], [3]),
@@ -216,6 +217,7 @@ def test_where_chooses_rows(results, answer_of, where, seeds):
     [
         (["--where", "speed=1"], "there is no column speed; did you mean seed? ./run.sh table --help lists them"),
         (["--where", "seed"], "use KEY=VALUE"),
+        (["--where", "seed=0", "."], "--where . is no condition, but a folder: put folders before --where"),
         (["--where", "val_loss<low"], "val_loss is a number"),
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
         (["--group", "--sort", "seed"], "there is no column seed; ./run.sh table --help lists them"),

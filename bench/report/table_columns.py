@@ -15,7 +15,7 @@ from bench.base.units import number_from
 from bench.record import configs, database
 from bench.record.rows import SHOWN
 
-CONDITION = re.compile(r"([\w.]+)(<=|>=|!=|=|<|>)(.*)", re.S)
+CONDITION = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|=|<|>)\s*(.*)", re.S)
 GLOB = re.compile(r"[*?\[]")
 BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 COLUMNS = (*SHOWN, "folder", "certificate")  # the columns that every row has
@@ -84,8 +84,10 @@ class Columns:
         """Parses what a user typed; an empty value and null become None.  Raises ValueError if it is no condition."""
         match = CONDITION.fullmatch(typed)
         if not match:
+            if user_path(typed).is_dir():
+                raise ValueError(f"--where {typed} is no condition, but a folder: put folders before --where")
             raise ValueError(f"--where {typed}: use KEY=VALUE, or one of != < <= > >= instead of =")
-        key, sign, wanted = match.groups()
+        key, sign, wanted = match[1], match[2], match[3].rstrip()
         if not wanted and sign not in ("=", "!="):
             raise ValueError(f"--where {typed}: a value must follow {sign}")
         key, *_ = self.named([key], option or f"--where {typed}")
