@@ -1,13 +1,17 @@
 """A record run again from itself alone: what the certificate says of a true one, a changed one, an incomplete one."""
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import types
 import typing
 from pathlib import Path
+from unittest import mock
 
 import claimed
 import kept_records
@@ -25,7 +29,7 @@ from bench.compare import comparison, selection
 from bench.machine import code_state, environment, git, sandbox
 from bench.machine.signals import Interrupted
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats, replaying
-from bench.record import certificates, ledger, metrics, named, run_folder, step_files, verification
+from bench.record import certificates, failures, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
 from bench.report import run_page, table_groups, verdicts
 
@@ -377,6 +381,52 @@ def test_a_git_that_is_not_installed_is_no_missing_commit(finished_run, monkeypa
     monkeypatch.setenv("PATH", "")
     check = recorded._commit(recorded.read(finished_run))
     assert check.status == "fail" and "git cannot be run" in check.found and "install git" in check.remedy
+
+
+FAULTS = ("no process for git", "no process for a program that git starts", "for the replay", "the replay was killed")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_machine_without_free_processes_gets_no_certificate(tmp_path, monkeypatch, capsys, fault):
+    """EAGAIN once overwrote twelve published certificates with "impossible here" and advised to install git."""
+    published = min((real_runs.REPO / "results/published/cpu_nano-gpt2-adamw/cpu_nano").iterdir())
+    folder = Path(shutil.copytree(published, tmp_path / "results" / "cpu_nano" / published.name))
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    before = (folder / certificates.FILE).read_bytes()
+    short = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    if fault == "no process for git":
+        monkeypatch.setattr(git.subprocess, "run", mock.Mock(side_effect=short))
+    elif "replay" in fault:
+        nothing = contextlib.nullcontext(rebuilding.Checkout(tmp_path, tmp_path, tmp_path))
+        for name in ("refuse_other_code", "own_choices", "identity"):
+            monkeypatch.setattr(rebuilding, name, lambda *_: None)
+        for name in ("checkout", "alone"):
+            monkeypatch.setattr(rebuilding, name, lambda *_: nothing)
+        monkeypatch.setattr(recorded, "checks", lambda record: [])
+        monkeypatch.setattr(rebuilding, "train", lambda *_: killed)
+        killed = Path(shutil.copytree(folder, tmp_path / "killed"))
+        edit(killed, lambda run: run.update(status="failed", failure=failures.failure("rank_killed", "by SIGKILL")))
+        if fault == "for the replay":
+            printed = ValueError(f"Traceback ...\nBlockingIOError: {short}")  # as arm_process.ask() passes it on
+            monkeypatch.setattr(rebuilding, "identity", mock.Mock(side_effect=printed))
+    else:
+        program_file = tmp_path / "git"
+        program_file.write_text(f"#!/bin/sh\necho 'error: cannot fork: {short.strerror}' >&2\nexit 128\n")
+        program_file.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert program.main(["replay", str(folder), "--trust"]) == 75
+    said = capsys.readouterr()
+    assert f"no certificate of {folder.name} was written" in said.err and "run the same command again" in said.err
+    assert "install git" not in said.out + said.err and (folder / certificates.FILE).read_bytes() == before
+
+
+def test_a_run_refuses_to_begin_if_git_finds_no_free_process(monkeypatch, capsys):
+    """Its record would say that nobody knows its commit, and could not be claimed."""
+    monkeypatch.setattr(git.subprocess, "run", mock.Mock(side_effect=OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    with pytest.raises(BlockingIOError, match="git could not be started: Resource temporarily unavailable"):
+        code_state.state()
+    assert program.main(["history"]) == 75
+    assert "no free processes, memory or open files (EAGAIN): run the same command again" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_said_before_any_work(finished_run, tmp_path):

@@ -167,6 +167,12 @@ def _go(argv: list[str]) -> int:
         if isinstance(error, FileNotFoundError) and error.filename is None:  # of getcwd() or tempfile
             print(f"{verb}: {error.strerror}: go to a folder that is there, and free space", file=sys.stderr)
             return 2
+        from bench.machine import processes
+
+        if error.errno in processes.SHORTAGES:
+            short = f"this machine has no free processes, memory or open files ({errno.errorcode[error.errno]})"
+            print(f"{verb}: {error.strerror}: {short}: run the same command again", file=sys.stderr)
+            return os.EX_TEMPFAIL
         if errno.errorcode.get(error.errno or 0) not in NOT_OURS or not isinstance(error.filename, str):
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -222,7 +228,9 @@ def version_text() -> str:
     from bench import __version__
     from bench.machine import git
 
-    commit = git.ask(paths.REPO, "rev-parse", "--short", "HEAD")
+    commit = None
+    with contextlib.suppress(OSError):
+        commit = git.ask(paths.REPO, "rev-parse", "--short", "HEAD")
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -29,6 +29,7 @@ from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
+from bench.machine import leases
 from bench.machine.signals import Interrupted
 from bench.plans.replay import certificate, outcomes, recorded, replaying
 from bench.record import certificates, named, run_folder
@@ -38,7 +39,8 @@ SHOWN_FIELDS = 8
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 reproduced, 1 not reproduced, 2 usage error, undecided, or nothing could be run again."""
+    """Exit codes: 0 reproduced, 1 not reproduced, 2 usage error, undecided, or nothing could be run again, 75 the
+    machine was busy."""
     args = _parser().parse_args(argv)
     certified = []
     with console.output(as_json=args.json):
@@ -51,6 +53,11 @@ def main(argv: list[str]) -> int:
         except Interrupted as error:
             say("replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
             return 1
+        except (OSError, ValueError) as error:
+            if not replaying.is_of_machine(error):
+                raise
+            why = f"no certificate of {folder.name} was written, because it says nothing about the record"
+            raise leases.Busy(f"{error}: {why}: run the same command again") from None
         replayed = [certificate for certificate in certified if certificate is not None]
         if len(folders) > 1 and replayed:
             numbers = Counter(certificate["outcome"] for certificate in replayed)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.base.paths import INSTALLED, REPO
+from bench.machine import processes
 
 TIMEOUT_S = 300  # enough to add a worktree of a large repository
 
@@ -22,7 +23,8 @@ def run(
     """Returns the output of `git ARGUMENTS` in this folder as text.  stdin: its standard input; env: further variables.
 
     errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also for the folder of an installed harness,
-    because a repository around it, such as that of its venv, is another project's.
+    because a repository around it, such as that of its venv, is another project's.  Raises OSError, which ask() does
+    not suppress, if this machine has no free process, memory or file for git: that says nothing about the repository.
     """
     if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
         raise Failed("the installed program has no repository")
@@ -36,10 +38,15 @@ def run(
     except subprocess.TimeoutExpired:
         raise Failed(f"git {' '.join(arguments)[:40]} timed out after {TIMEOUT_S:g} s") from None
     except OSError as error:
+        if error.errno in processes.SHORTAGES:
+            raise OSError(error.errno, f"git could not be started: {os.strerror(error.errno)}") from None
         raise Failed(f"git cannot be run: {error}") from None
     if done.returncode:
         verb = next(argument for argument in arguments if not argument.startswith("-") and "=" not in argument)
-        raise Failed(f"git {verb}: {done.stderr.decode(errors='replace').strip() or f'exit code {done.returncode}'}")
+        message = f"git {verb}: {done.stderr.decode(errors='replace').strip() or f'exit code {done.returncode}'}"
+        if code := processes.shortage(message):
+            raise OSError(code, message)
+        raise Failed(message)
     return done.stdout.decode(errors=errors)
 
 

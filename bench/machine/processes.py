@@ -5,6 +5,7 @@ nothing; elsewhere the process is checked once a second.
 """
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -31,7 +32,15 @@ KNOWN = re.compile(
     r"|sshd|bash|sh|tar|gzip|rsync|docker|dockerd|containerd|Xorg|chrome|firefox|code|kswapd|kworker)[\d.]*(/.*)?"
     r"|pt_main_thread"
 )
+SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of processes, memory or open files
 WAKE_AFTER_S = 1.0  # from SIGTERM to SIGCONT for stopped processes, which have not received it
+
+
+def shortage(message: str) -> int | None:
+    """Returns which of SHORTAGES a program's message names, or None: the same command may succeed later."""
+    if "can't start new thread" in message:  # Python's words for EAGAIN
+        return errno.EAGAIN
+    return next((code for code in SHORTAGES if os.strerror(code) in message), None)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ arms are started alike, with this Python, data folder and results folder.
 """
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -251,6 +252,8 @@ def run_to_end(
         if process.returncode < 0:
             ended = f"its launcher was ended by {signal.Signals(-process.returncode).name} from outside"
             tail.append(f"{ended}: look into the kernel log (dmesg) for its out-of-memory killer")
+        elif process.returncode == os.EX_TEMPFAIL:
+            tail.insert(0, f"its launcher ended with exit code {os.EX_TEMPFAIL}: {os.strerror(errno.EAGAIN)}")
         return "\n".join(tail)
 
 

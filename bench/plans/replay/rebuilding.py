@@ -275,8 +275,8 @@ def train(
     else:
         tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr)
     if not (new := sorted(folders() - before)):
-        why = " what it printed says why" if show else f"\n{tail}"
-        raise ValueError(f"{name}: its replay did not start:{why}")
+        why = " what it printed says why" if show else ""
+        raise ValueError(f"{name}: its replay did not start:{why}\n{tail}".rstrip())
     return confined.adopted(new[0]) if confined else new[0]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.config import groups
-from bench.machine import code_state, environment, sandbox
+from bench.machine import code_state, environment, leases, processes, sandbox
 from bench.machine.preflight import Check
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats
 from bench.plans.replay.certificate import Field
@@ -24,6 +24,8 @@ from bench.record.rows import row_of
 from bench.record.shape import Record
 
 OWN_CONF = ".conf"  # in the folder of a user's own classes: yamls that stand for theirs
+# Kinds of failure (bench/record/failures.py) that come from the machine's state, not from what the record holds.
+OF_THE_MACHINE = ("out_of_memory", "disk_full", "disk_error", "rank_killed", "agent_killed", "launcher_killed")
 FRESH_SEED = 1000  # added to the record's seed, because its repeats have the next ones
 Say = Callable[[str, str], None]
 
@@ -48,7 +50,8 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
     """Runs the record again, writes the certificate beside it and its replays, and returns it. checks are foreseen()'s.
 
     If `verify` refuses the record, its certificate is returned but not written. A record that brings code and is not in
-    this machine's ledger runs in a sandbox, unless options trust it. Raises ValueError if there is no sandbox.
+    this machine's ledger runs in a sandbox, unless options trust it. Raises ValueError if there is no sandbox, and an
+    error for which is_of_machine() is true if the machine was busy.
     """
     brought, kind = [] if options.trust else rebuilding.strangers_code(record), None
     if brought:
@@ -65,6 +68,8 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
             raise ValueError("; ".join(f"{check.name}: {check.found}" for check in missing))
         replayed += _runs(record, options, say, bool(brought))
     except ValueError as error:
+        if is_of_machine(error):
+            raise
         certified, replayed = certificate.impossible(record, str(error)), []
     else:
         certified = judged(record, replayed)
@@ -72,6 +77,11 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
     if not is_refused(checks):
         certificate.write(certified, [record.folder, *(run.folder for run in replayed)])
     return certified
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Returns whether a replay failed because of the machine's state, not the record's: no certificate may say so."""
+    return isinstance(error, leases.Busy) or processes.shortage(str(error)) is not None
 
 
 def is_refused(checks: list[Check]) -> bool:
@@ -100,8 +110,9 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
                 folder = rebuilding.train(tree.code, *run_with, record.name, options.show, confined)
             run: Any = run_folder.read(folder)
             if run["status"] != "complete":
-                why = (run["failure"] or {}).get("message") or run["status"]
-                raise ValueError(f"its replay {run['run_id']} is {run['status']}: {why}")
+                failure = run["failure"] or {"kind": None, "message": run["status"]}
+                why = f"its replay {run['run_id']} is {run['status']}: {failure['message']}"
+                raise (leases.Busy if failure["kind"] in OF_THE_MACHINE else ValueError)(why)
             fresh = recorded.read(folder)
             agree(record, fresh)
             return fresh
