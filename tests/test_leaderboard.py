@@ -76,6 +76,12 @@ def test_the_same_config_and_code_in_a_later_session_or_setting_is_no_new_record
     assert {entry.status for entry in ranked} >= {"repeats the record", "repeats an earlier record"}
 
 
+def test_a_record_of_another_environment_says_that_it_was_not_raced(results):
+    three(results, 10, source="11")
+    three(results, 8, source="22", change=lambda run: run["environment"].update(torch="9.9"))
+    assert progression(results)[0][1][2]["measured"] == "not raced: another environment"
+
+
 def test_what_judge_refuses_is_no_record(results):
     three(results, 10, source="11")
     three(results, 8, source="22")

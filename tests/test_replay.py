@@ -696,7 +696,8 @@ def _lists_certificates(capsys, published, copy):
     head, *_ = shown(capsys, "table", copy).splitlines()
     assert head.split()[-1] == "certificate"
     for folder, cell in ((copy, f"2 of 3 {claimed}"), (published, f"  3 {claimed}")):
-        assert cell in shown(capsys, "table", "--leaderboard", folder)
+        board = shown(capsys, "table", "--leaderboard", folder)
+        assert cell in board and "A certificate is the outcome of ./run.sh replay; 'claimed' marks" in board
         (row,) = table_groups.groups(named.rows_of_names([str(folder)]))
         assert row["certificate"] == cell.strip()
     first, *others = map(str, sorted(published.glob("cpu_nano/*")))

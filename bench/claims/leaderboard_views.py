@@ -25,9 +25,12 @@ from bench.web.document import Block, Chart, Document, Lines, Section, Table, li
 
 MAX_ENTRIES = 20  # most entries shown per track and device in a text
 OPTIONAL = ("by", "certificate", "settings")  # columns that are omitted where no entry has one
+CERTIFICATE = "A certificate is the outcome of ./run.sh replay; 'claimed' marks one that came with the record."
 NO_LOSS = "failed, invalid or still running"
 MAX_CHANGES, MAX_VALUE_CHARS = 6, 24  # most changed settings named for a record, and their longest value
 MAX_SETTINGS_CHARS = 60  # most of an entry's settings that a row shows
+# {setting that names a choice: the group in which it is typed}; other settings of the group follow from the choice
+CHOICES = {"model.arch": "model", "optim.name": "optim", "optim.schedule.name": "schedule", "data.source": "data"}
 TRAINED = ("model", "script", "optim", "data", "stages", "goal")  # groups of settings in the order of their interest
 UNTRAINED = re.compile(r"(instruments|track)\.|hardware\.(rendezvous|\w+_timeout_s|price_usd_per_hour|sandbox)$")
 BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # author line in the README of a publication or a claim
@@ -75,6 +78,7 @@ def _sections(boards: Iterable[Board]) -> list[Section]:
 def _blocks(board: Board, place: str | None, chart_id: str) -> list[Block]:
     judged, about = board.track_rules.rules.judged, f"{board.track_rules.about}. {board.needed}".replace("`", "")
     entries = [entry for entry in board.entries if entry.place == place]
+    about += f" {CERTIFICATE}" * any(entry.certificate for entry in entries)
     records = [step for step in board.records if step[0].place == place]
     listed = Section(f"All entries ({len(entries)})", [_entries(entries, judged)], is_folded=True)
     if not records:
@@ -100,11 +104,14 @@ def _entries(entries: Sequence[Entry], judged: str) -> Table:
 
 def _settings(entry: Entry) -> str:
     """Returns what was typed for the entry's first run beside the track, its name and its seed, cut to fit a column."""
+    own = [setting for setting in _typed(entry) if not setting.startswith(("track=", "name=", "seed="))]
+    return text_table.middle(" ".join(own), MAX_SETTINGS_CHARS)
+
+
+def _typed(entry: Entry) -> list[str]:
     with contextlib.suppress(Damaged):
-        typed = configs.as_typed(Path(entry.folders[0]))
-        own = [setting for setting in typed if not setting.startswith(("track=", "name=", "seed="))]
-        return text_table.middle(" ".join(own), MAX_SETTINGS_CHARS)
-    return ""
+        return configs.as_typed(Path(entry.folders[0]))
+    return []
 
 
 def _records(records: Sequence[Step], judged: str) -> Table:
@@ -171,21 +178,25 @@ def _changes(records: Sequence[Step]) -> list[Table]:
 
 
 def _what_changed(before: Entry, entry: Entry) -> str:
-    """Returns what differs: the settings that change training, or without any the others; code; environment."""
+    """Returns what differs: the settings that change training, or without any the others; code; environment.
+
+    Settings that were typed for either record are first, then the choices of a model or an optimizer.
+    """
     differing = comparison.differing_folders(before.folders[0], entry.folders[0])
     settings = [fact for fact in differing if fact["kind"] == "config"]
     settings = [fact for fact in settings if not UNTRAINED.match(fact["what"])] or settings
-    settings.sort(key=lambda fact: _rank(fact["what"]))
+    typed = {setting.partition("=")[0].lstrip("+~") for setting in (*_typed(before), *_typed(entry))}
+    settings.sort(key=lambda fact: (CHOICES.get(fact["what"], fact["what"]) not in typed, *_rank(fact["what"])))
     shown = [f"{fact['what']} {_plain(fact['a'])} → {_plain(fact['b'])}" for fact in settings[:MAX_CHANGES]]
     num_more = len(settings) - MAX_CHANGES
     shown += [text_table.counted(num_more, "more setting")] if num_more > 0 else []
     shown += ["the code"] * (before.first["source_sha256"] != entry.first["source_sha256"])
-    return ", ".join(shown + ["the setting (driver, torch, data ...)"] * (before.setting != entry.setting))
+    return ", ".join(shown + ["the environment (driver, torch, data ...)"] * (before.setting != entry.setting))
 
 
-def _rank(setting: str) -> int:
+def _rank(setting: str) -> tuple[int, bool]:
     group = setting.partition(".")[0]
-    return TRAINED.index(group) if group in TRAINED else len(TRAINED)
+    return TRAINED.index(group) if group in TRAINED else len(TRAINED), setting not in CHOICES
 
 
 def _plain(values: list[Any]) -> str:
