@@ -190,7 +190,7 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
-    assert "each run takes 20 steps, 10,240 tokens (0.01 epochs); track.repeats=1 makes only one run" in done.stdout
+    assert "runs of 20 steps, 10,240 tokens (0.01 epochs); track.repeats=1 makes only one" in done.stdout
     assert "     run  1 of 2: seed 0\n" in done.stdout
     assert re.search("run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout)
 
@@ -221,8 +221,9 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     assert head.endswith(", 2 runs: 2 seed") and head.startswith("   sweep  sweep-")
     assert lines[0].startswith(f"   sweep  seed=0: already complete, {kept[0].name}, suspect: other programs used 0.50")
     assert lines[1] == f"   sweep  seed=1: already complete, {kept[2].name}"
-    assert lines[2] == "   sweep  2 of 2 complete"  # one config: nothing to rank
-    assert lines[3].endswith(f"/sweep.html; ./run.sh table --sweep {head.split()[1].rstrip(',')}")
+    assert lines[2].startswith("   sweep  val_loss 2.7500 (mean of 2 runs, sd 0.0000); ./run.sh judge ")
+    assert lines[3] == "   sweep  2 of 2 complete"  # one config: nothing to rank
+    assert lines[4].endswith(f"/sweep.html; ./run.sh table --sweep {head.split()[1].rstrip(',')}")
     assert len(reads) == 1  # for what is complete: not once a point
     for seed, train_s in ((0, 10.0), (1, 12.0)):
         results.add(seed, train_s, 2.5, overrides=["optim.lr=0.002"], source="4")

@@ -151,6 +151,17 @@ def test_exit_codes(arms, results, capsys):
     assert "--fail-on slower passes: a slowdown of B by more than 6 % is excluded (95 % interval +4.84 to" in written
 
 
+def test_a_faster_arm_whose_losses_miss_the_target_is_said_to_be_no_claim(results, capsys):
+    for runs in raced(SLOW, FAST, b_losses=[4.3, 4.69, 4.3, 4.69, 4.48]):
+        for run in runs:
+            write(results, run)
+    assert compare.main(["aaaaaaaa", "bbbbbbbb"]) == 0
+    verdict, note, *_ = capsys.readouterr().out.splitlines()
+    assert "FASTER  B is 4.78 % faster than A" in verdict
+    missed = "the mean val_loss of B is not shown to be below the target of 4.5"
+    assert note.strip().startswith(f"It cannot be claimed: {missed} (p = 0.") and note.endswith(", needed p < 0.01).")
+
+
 def test_a_limit_has_its_per_cent_sign(arms):
     with pytest.raises(ValueError, match="--fail-on slower:0.01: write the limit in per cent, slower:0.01%"):
         compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.01"])

@@ -69,6 +69,7 @@ def test_instruments_are_a_list():
         ("model/size=huge", "model/size=huge: there is no model/size 'huge'.*choose from medium, nano, small"),
         ("goal.num_steps=", "goal.num_steps=: "),
         ("seed=1,2", "seed=1,2: "),
+        ("seed=1001:1006", r"seed=1001:1006: use .*; for several runs: run -m seed=range\(1,4\) or seed=1,2"),
     ],
 )
 def test_a_slip_is_refused_with_what_the_value_and_what_to_try(override, message):

@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_386,
-    "config": 3_204,
+    "config": 3_210,
     "machine": 4_419,
     "data": 1_680,
-    "record": 7_366,
+    "record": 7_367,
     "web": 1_148,
     "analysis": 8_288,
     "training": 8_846,
     "compare": 3_399,
     "launch": 7_271,
-    "report": 4_387,
+    "report": 4_425,
     "plans": 9_267,
     "claims": 3_203,
     "api": 1_348,
-    "cli": 4_423,
+    "cli": 4_427,
     "models": 3_448,
-    "tests": 55_564,
+    "tests": 55_617,
 }
 SLACK = 250
 

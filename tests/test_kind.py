@@ -1,10 +1,13 @@
 """What kind of comparison two arms give, in a word and in a sentence, and that every page says it."""
 
+import argparse
+
 import claimed
 import comparing
 import pytest
 
 from bench.base.paths import REPO
+from bench.cli import race as race_verb
 from bench.compare import questions, verdict
 from bench.config.schema import TrackRules
 from bench.record import race_folder
@@ -37,8 +40,8 @@ def other_batches(run):
 @pytest.mark.parametrize(
     ("case", "kind", "sentence"),
     [
-        ({}, "time_to_target", "4.3, which both reach on average, at equal steps (4), so also ms per step"),
-        ({"b_steps": 3}, "time_to_target", "4.3, which both reach on average, in 4 and 3 steps, so not ms per step"),
+        ({}, "time_to_target", "4.3, which both means reach, at equal steps (4), so also ms per step"),
+        ({"b_steps": 3}, "time_to_target", "4.3, which both means reach, in 4 and 3 steps, so not ms per step"),
         ({"change": other_batches}, "time_to_target", "in 4 and 4 steps of other batches, so not ms per step"),
         ({"target": None}, "ms_per_step", "(4); not time to a target, because the arms share no target loss"),
         ({"b_losses": [4.4, 4.5, 4.6]}, "ms_per_step", "(4); not time to a target, because the mean of B misses 4.3"),
@@ -64,7 +67,7 @@ def test_targets_steps_batches_and_sessions_say_what_is_compared(case, kind, sen
 def test_a_track_that_judges_steps_says_so(monkeypatch):
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: TrackRules(judged="steps"))
     comparison = compared(b_steps=3)
-    sentence = "steps to the target of 4.3, which both reach on average: 4 and 3; this track does not judge time"
+    sentence = "steps to the target of 4.3, which both means reach: 4 and 3; this track does not judge time"
     assert (comparison["kind"], comparison["kind_words"]) == ("steps_to_target", sentence)
 
 
@@ -89,7 +92,7 @@ def test_nothing_in_common_is_said():
 def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = claimed.Results(tmp_path / "results").kept_race(monkeypatch)
-    sentence = "time to the target of 3, which both reach on average, at equal steps (120), so also ms per step"
+    sentence = "time to the target of 3, which both means reach, at equal steps (120), so also ms per step"
     assert f"compared: {sentence}" in (folder / "race.md").read_text()
     assert f"compared: {sentence}" in (folder / "race.html").read_text()
     old = race_folder.read(folder)
@@ -98,6 +101,19 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
     monkeypatch.setattr(race_folder, "read", lambda folder: old)
     assert "compared:" not in race_page.document(folder).html()
     assert "compared:" not in race_page.document_of(old).markdown()
+
+
+def test_a_race_that_could_be_claimed_ends_with_the_command_that_judges_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    folder = claimed.Results(tmp_path / "results").kept_race(monkeypatch)
+    race = race_folder.read(folder)
+    typed = argparse.Namespace(quiet=False, md=False)
+    race_verb._say(folder, race, typed)
+    command = f"    next  ./run.sh judge {race['race_id']}:B --claim NAME judges it as a claim"
+    assert (race_folder.verdicts_of(race)["B"]["verdict"], command in capsys.readouterr().out) == ("faster", True)
+    race["result"]["against"]["B"]["val_loss"]["below_target"] = [True, False]
+    race_verb._say(folder, race, typed)
+    assert "judges it as a claim" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", questions.KINDS)

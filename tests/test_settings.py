@@ -100,6 +100,12 @@ def test_help_of_a_key_says_meaning_unit_range_default_value_and_file(printed, c
     assert "unit" not in capsys.readouterr().out  # neither steps nor nats
 
 
+def test_help_of_a_choice_is_that_of_its_group_under_it(printed, capsys):
+    assert "track.name = cpu_floor" in printed(run, "--help", "track=cpu_floor")
+    with pytest.raises(ValueError, match="did you mean track=cpu_nano[?] groups are model, "):
+        explain.help_of("cpu_nano", [])
+
+
 def test_help_of_the_last_part_shows_every_setting_that_ends_in_it():
     text = explain.help_of("max_mib", [])
     assert [f"instruments.{name}.max_mib" in text for name in ("stages", "trace", "window")] == [True] * 3

@@ -117,6 +117,24 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
+def test_the_fastest_that_reach_the_target_have_the_command_of_their_race(results):
+    busy = {str((0.001, 2, 0)): {"validity": "suspect", "validity_reasons": ["other programs"]}}
+    assert sweep_results.fastest(sweep_results.read(make(results / "busy", **busy))) == ""  # times do not count
+    folder = make(results / "quiet")
+    fastest = sweep_results.fastest(sweep_results.read(folder))
+    quickest = "optim.lr=0.003 model.num_layers=2"
+    assert fastest.startswith(f"fastest of 4 that reach the target of 4.5: {quickest}, train_s 10.10 s, val_loss 3.9")
+    command = f"./run.sh race A= 'B={quickest}' on=time n=5"
+    assert fastest.endswith(f"race it against the default for its time: {command}")
+
+
+def test_repeats_of_one_config_are_summed_up(results):
+    folder = make(results, grid={at: GRID[at] for at in [(0.001, 2, 0), (0.001, 2, 1)]})
+    swept = sweep_results.read(folder)
+    sentence = sweep_results.best(swept)
+    assert re.match(r"val_loss 4\.\d+ \(mean of 2 runs, sd 0\.\d+\); ./run.sh judge \w{8} says whether they", sentence)
+
+
 def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_direction(results, answer_of):
     folder = make(results)
     for path in (results / "cpu_nano").glob("*/run.json"):

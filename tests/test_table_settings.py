@@ -180,7 +180,7 @@ def test_sort_takes_settings_and_a_sign_turns_it_round(grid, capsys):
         (["--baseline", "goal.stop_at_target=no", "optim.name=adamw"], "it matches 8 of 8 rows"),
         (["--pivot", "a", "b", "c"], "one or two keys"),
         (["--pivot", "optim.lr", "--value", "name"], "it is not a number"),
-        (["--sweep", "nothing"], "there is no such sweep; choose from none"),
+        (["--sweep", "nothing"], "(SPEEDRUN_RESULTS); choose from none"),
     ],
 )
 def test_a_wrong_question_says_what_to_try(grid, capsys, argv, sentence):

@@ -25,7 +25,7 @@ from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, condition, plan, planning, runner, state, worktrees
 from bench.plans.sweep import points
 from bench.record import named
-from bench.record.race_folder import Race
+from bench.record.race_folder import Race, verdicts_of
 
 
 def main(argv: list[str]) -> int:
@@ -122,6 +122,9 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
         return
     print("\n" + (report.markdown() if args.md else report.terminal()))
     console.say("race", shown(folder))
+    for name, compared in verdicts_of(race).items():
+        if compared["verdict"] == "faster" and compared["val_loss"].get("below_target") == [True, True]:
+            console.say("next", f"./run.sh judge {race['race_id']}:{name} --claim NAME judges it as a claim")
 
 
 def _raced(args: argparse.Namespace, results: Path, may_be_identical: bool) -> tuple[Path, Race]:

@@ -107,7 +107,7 @@ def _cost(job: Job, overrides: Sequence[str]) -> str:
     if _is_one_look(job, overrides):
         all_of_them = f"without a profiler, {job.config.track.repeats} runs are made and judged"
         return f"one profiled run, which is not eligible ({all_of_them}): {run_cost}"
-    return f"each run takes {run_cost}" + "; track.repeats=1 makes only one run" * (repeats > 1)
+    return f"{counted(repeats, 'run')} of {run_cost}" + "; track.repeats=1 makes only one" * (repeats > 1)
 
 
 def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:

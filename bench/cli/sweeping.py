@@ -99,8 +99,9 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
     sweep.end(folder, why)
     results = sweep_results.read(folder)
     console.show(sweep_results.table(results))
-    for line in filter(None, (sweep_results.best(results), sweep_results.why(results), sweep_results.confirm(results))):
-        say("sweep", line)
+    lines = sweep_results.best, sweep_results.why, sweep_results.fastest, sweep_results.confirm
+    for line in filter(None, (line_of(results) for line_of in lines)):
+        say("sweep", line, always=True)
     page = sweep_page.write(folder, results)
     num_complete = sum(row["status"] == "complete" for row in rows)
     say("sweep", sweep_results.ended(results, page, num_complete, len(rows)), always=True)

@@ -14,7 +14,7 @@ from bench.compare.clocks import Arms
 from bench.record.rows import Row, metric_of
 
 QUESTIONS = {  # {value of the setting "on": what is compared}
-    "time": "time, at equal losses",
+    "time": "training time",
     "loss": "loss, at equal steps",
     "time_to_target": "time to the target loss",
     "steps_to_target": "steps to the target loss",
@@ -110,7 +110,7 @@ def kind_of(
         missing = [name for name, rows in zip(names, arms, strict=True) if not _reaches(rows, target)]
         if not missing:
             stops = all(row["stop_at_target"] for rows in arms for row in rows)
-            reached = f"the target of {target:g}, which {'every run reaches' if stops else 'both reach on average'}"
+            reached = f"the target of {target:g}, which {'every run reaches' if stops else 'both means reach'}"
             return _to_target(steps, reached, judged, is_equal)
         miss = f"{' and '.join(missing)} {'misses' if len(missing) == 1 else 'miss'}"
         why = "the arms share no target loss"

@@ -107,12 +107,14 @@ def _lines(values: dict[str, Any], path: str, comment: Callable[[str], str]) -> 
 def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str | None:
     """Returns the help of each KEY given with --help, as in `run --help optim.lr`; None without --help or a KEY.
 
-    machine_of describes this machine. It is called only if there is a KEY, because it takes time.
+    Without a KEY, of each setting that is given (`run --help track=cpu_nano`).  machine_of describes this machine; it
+    is called only if there is a KEY, because it takes time.
     """
     keys = [word for word in argv if "=" not in word and not word.startswith("-")]
+    overrides = [word for word in argv if "=" in word and not word.startswith("-")]
+    keys = keys or [word.lstrip("+~").partition("=")[0] for word in overrides]
     if not {"-h", "--help"} & set(argv) or not keys:
         return None
-    overrides = [word for word in argv if "=" in word and not word.startswith("-")]
     return "\n\n".join(help_of(key, overrides, machine_of()) for key in keys)
 
 
@@ -127,7 +129,9 @@ def help_of(word: str, overrides: list[str], machine: schema.Machine | None = No
         if meant and not any(key.startswith("optim") for key in meant):
             break
     if not meant:
+        choices = [f"{group}={word}" for group in groups.GROUPS if word in groups.choices(group)]
         guess, known = groups.did_you_mean(wanted, keys), ", ".join(groups.GROUPS)
+        guess = f"did you mean {' or '.join(choices)}? " if choices else guess
         raise ValueError(f"--help {word}: there is no such setting or group; {guess}groups are {known}")
     now = Origins(overrides, machine)
     texts = (_setting_text(settings[key], now) if key in settings else _group_text(key, settings, now) for key in meant)

@@ -212,7 +212,9 @@ def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
         value = kind(value)
     is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if not is_kind or (kind is float and not math.isfinite(value)) or not all(limit.holds(value) for limit in ranges):
-        raise ValueError(f"{where}={original}: use {allowed(hint)}")
+        is_range = re.fullmatch(r"\d+(:|-|\.\.)\d+", str(original))
+        several = f"; for several runs: run -m {where}=range(1,4) or {where}=1,2" if is_range and kind is int else ""
+        raise ValueError(f"{where}={original}: use {allowed(hint)}{several}")
     if kind is list and typing.get_args(plain):
         (item,) = typing.get_args(plain)
         is_group = dataclasses.is_dataclass(item)

@@ -64,7 +64,7 @@ def line(run: Mapping[str, Any]) -> str | None:
     if not look.get("next"):
         return None
     first = look["next"][0]
-    gain = f"at most {format_ms(first['gain_ms'])} of {format_ms(look['step_ms'])} per step"
+    gain = f"at most {format_ms(first['gain_ms'])} of {format_ms(look['step_ms'])} in a profiled step"
     return f"largest possible gain: {gain}, {first['place']}; ./run.sh explain {run['run_id']} shows all"
 
 

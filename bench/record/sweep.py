@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
 from bench.base import atomic, utc
 from bench.base.metric import VAL_LOSS, Metric, named
-from bench.base.paths import results_root
+from bench.base.paths import results_root, shown
 from bench.base.reading import json_file, plain_file
 from bench.config import overrides as config_overrides
 from bench.record import run_folder
@@ -221,7 +221,8 @@ def chosen(rows: Sequence[RowT], part: str, own_ids: Iterable[str]) -> list[RowT
     ids = sorted({folder.name for folder in folders()} | set(own_ids))
     fitting = [part] if part in ids else [sweep_id for sweep_id in ids if part in sweep_id]
     if len(fitting) != 1:
-        why = f"is part of {len(fitting)} ids" if fitting else "there is no such sweep"
+        place = shown(results_root())
+        why = f"is part of {len(fitting)} ids" if fitting else f"there is no such sweep in {place} (SPEEDRUN_RESULTS)"
         raise ValueError(f"--sweep {part}: {why}; choose from {', '.join(fitting or ids) or 'none: run -m makes one'}")
     members = {Path(line["folder"]).name for line in _lines(results_root() / FOLDER / fitting[0])}
     return [row for row in rows if row["sweep_id"] == fitting[0] or row["run_id"] in members]

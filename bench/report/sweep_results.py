@@ -5,6 +5,7 @@ summary at the end of ./run.sh run -m: what won and by how much, which setting m
 """
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from bench.report.table_text import number_text, value_text
 from bench.web.document import Table
 
 SEED = "seed"
+SHARED = ("track=", "data=", "data.", "hardware=", "hardware.")  # settings that all arms of a race have in common
 LOST = ("failed", "aborted", "stopped", "preempted")  # statuses
 MAX_CONFIGS = 20  # most configs in the table; ./run.sh table --sweep shows all
 MAX_LOST = 10  # most failed runs and points that did not begin to be named
@@ -197,7 +199,7 @@ def table(results: Results) -> list[str]:
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # stated once, by suspects()
     first = "least" if results.metric.sign > 0 else "greatest"
     about = (
-        f"{len(results.ranked)} configs, {first} mean {results.metric.name} first; score_change is against the first"
+        f"{len(results.ranked)} configs, {first} mean {results.metric.name} first; score_change: against the first row"
     )
     times = () if all_beside else TIMES  # times of runs beside each other are not eligible
     points = results.facts["points"]
@@ -243,14 +245,18 @@ def effects_table(results: Results) -> list[Table]:
 
 
 def best(results: Results) -> str:
-    """Returns a sentence on the best of the configs that were tried; "" for fewer than two configs."""
+    """Returns a sentence on the best of the configs that were tried, or on the repeats of a single one; "" for less."""
     groups = results.trusted
-    if len(groups) < 2:
+    if not groups or (len(groups) == 1 and groups[0]["n"] < 2):
         return ""
-    first, second = groups[:2]
+    first, *others = groups
     mean, sd = results.text(first[f"{results.score}_mean"]), first[f"{results.score}_sd"]
     spread = f"mean of {first['n']} runs, sd {results.text(sd)}" if sd is not None else "one run"
-    which = f"{values(results, first)}, {results.metric.name} {mean} ({spread})"
+    score = f"{results.metric.name} {mean} ({spread})"
+    if not others:
+        judge = f"./run.sh judge {first['config_id']}"
+        return score + f"; {judge} says whether they reach the target" * (first["members"][0]["target"] is not None)
+    second, which = others[0], f"{values(results, first)}, {score}"
     return f"best of {len(groups)}: {which}; {_ahead(results, first, second)}"
 
 
@@ -301,6 +307,27 @@ def _best_value(pivot: table_groups.Pivot) -> str:
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     edge = "least" if best == values[0] else "greatest"
     return value_text(best) + f", the {edge} that was tried: try beyond it" * (is_edge and numbers)
+
+
+def fastest(results: Results) -> str:
+    """Returns a sentence on the fastest config whose runs all reach their target, with the command that races it.
+
+    "" if there are fewer than two such configs, or their times do not count.
+    """
+    reach = [group for group in results.trusted if all(row["target_reached"] for row in group["members"])]
+    if len(reach) < 2 or any(group["num_suspect"] or group["train_s_mean"] is None for group in reach):
+        return ""
+    first = min(reach, key=lambda group: group["train_s_mean"])
+    score = results.text(first[f"{results.score}_mean"])
+    which = f"fastest of {len(reach)} that reach the target of {first['members'][0]['target']:g}: "
+    points = [[word for word in point if not word.startswith(f"{SEED}=")] for point in results.facts["points"]]
+    own = {key: first[key] for key in results.keys}
+    point = next((point for point in points if own.items() <= sweep.values(point).items()), [])
+    shared = [word for word in point if word.startswith(SHARED)]
+    arm = f"B={' '.join(word for word in point if word not in shared)}"
+    race = f": ./run.sh race A= {shlex.join([arm, *shared])} on=time n=5" if point else ""
+    which += f"{values(results, first)}, train_s {first['train_s_mean']:.2f} s, {results.metric.name} {score}"
+    return f"{which}; race it against the default for its time{race}"
 
 
 def confirm(results: Results) -> str:

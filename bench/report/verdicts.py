@@ -127,7 +127,7 @@ def verdicts(against: Against) -> list[document.Verdict]:
             str(comparison.get("words")),
             str(comparison.get("verdict")),
             name,
-            [*_counted(comparison), *_earlier(comparison.get("earlier_races"))],
+            [*_counted(comparison), *_unclaimable(name, comparison), *_earlier(comparison.get("earlier_races"))],
         )
         for name, comparison in against.items()
     ]
@@ -148,6 +148,17 @@ def _counted(comparison: Mapping[str, Any]) -> list[str]:
     rests = document.and_(f"{n} of {counted(num, 'run')} of {name}" for n, num, name in zip(*sides, strict=True))
     are = f"{counted(num_excluded, 'disturbed run')} {'is' if num_excluded == 1 else 'are'}"
     return [f"It rests on {rests}; {are} excluded."]
+
+
+def _unclaimable(name: str, comparison: Mapping[str, Any]) -> list[str]:
+    """Returns that a faster arm's losses are not shown to reach the target, which ./run.sh judge requires."""
+    loss = comparison.get("val_loss") or {}
+    if comparison.get("verdict") != "faster" or (loss.get("below_target") or [True])[-1] or loss["p_target"][1] is None:
+        return []
+    metric = wording.metric_of(loss)
+    target = f"{metric.better} the target of {loss['target']:g}"
+    p = f"{wording.p_sentence(loss['p_target'][1])}, needed p < {loss['target_p_value']:g}"
+    return [f"It cannot be claimed: the mean {metric.name} of {name} is not shown to be {target} ({p})."]
 
 
 def _earlier(before: Mapping[str, int] | None) -> list[str]:
@@ -269,7 +280,7 @@ def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Itera
             yield f"{question}, {answer['verdict'].replace('_', ' ')}: {answer['words']}"
     yield from _loss_sentences(baseline, name, comparison)
     if by_launcher := (comparison.get("time") or {}).get("outside"):
-        yield f"by the launcher's clock: {wording.outside_text(by_launcher)}"
+        yield f"by the launcher's clock, which includes validations: {wording.outside_text(by_launcher)}"
     if everything := comparison.get("time_all"):
         low, high = everything["ci95_pct"] or (None, None)
         change = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
