@@ -15,7 +15,7 @@ from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
-from bench.cli import compare, judge, race
+from bench.cli import compare, judge, race, replay
 from bench.compare import comparison
 from bench.config import compose, schema
 from bench.plans.race import runner
@@ -406,10 +406,13 @@ def claim_of(results, arguments, folder):
 
 def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, won, tmp_path):
     folder = claim_of(results, [won], tmp_path / "claim")
+    names = sorted(path.name for path in runs_of(results, won))
     shutil.rmtree(results.folder)
     assert failed(folder) == {}
     assert yaml.safe_load((folder / "claim.yaml").read_text())["n"] == 3
     text = (folder / "README.md").read_text()
+    replayed = replay._folders(replay._parser().parse_args([str(folder)]))
+    assert sorted(path.name for path in replayed) == names  # neither the baseline nor the warm-ups
     assert text.count("| 2026") == 6 and "claimed, 3 runs: train_s 9.5" in text and "raced against, 3 runs" in text
 
 
@@ -515,7 +518,8 @@ def test_a_claim_folder_is_made_where_it_was_typed_also_of_a_refused_claim(resul
     (tmp_path / "mine").mkdir()
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path / "mine"))
     assert judge.main([str(three(results)[0]), "--claim", "claim"]) == 1
-    assert "claim: the claim is refused as it stands" in capsys.readouterr().out
+    refused = "claim: made, although the claim is refused (there are enough runs, no run was left out): mend that"
+    assert refused in capsys.readouterr().out
     assert (tmp_path / "mine" / "claim" / "claim.yaml").is_file()
 
 

@@ -142,13 +142,15 @@ def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house,
     assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
 
 
-def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, results, tmp_path):
+def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, results, tmp_path, capsys):
     assert judge.main([*map(str, three(results)), "--claim", str(tmp_path / "claim")]) == 0
+    assert f"by whom, then: ./run.sh publish {tmp_path / 'claim'}\n" in capsys.readouterr().out
     readme = tmp_path / "claim" / "README.md"
     readme.write_text(readme.read_text().replace("(to be written)", "shorter sleeps"))
     for name in markdown_blocks.FILES:
         (house / name).unlink()  # a project of one's own need not have them
     assert publish.main([str(tmp_path / "claim")]) == 0
+    assert "next  git add results && git commit\n" in capsys.readouterr().out
     folder = house / "results" / "published" / "claim"
     assert (folder / "README.md").read_text() == readme.read_text() and (folder / "claim.yaml").is_file()
     assert judge.main([str(folder)]) == 0

@@ -25,6 +25,7 @@ from bench.base.reading import yaml_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.cli import main as program
+from bench.cli import replay
 from bench.compare import comparison, selection
 from bench.machine import code_state, environment, git, sandbox
 from bench.machine.signals import Interrupted
@@ -707,6 +708,14 @@ def _lists_certificates(capsys, published, copy):
     for path in copy.glob("cpu_nano/*/certificate.json"):
         path.unlink()
     assert "certificate" not in shown(capsys, "table", copy) + shown(capsys, "table", "--leaderboard", copy)
+
+
+def test_after_a_replay_of_what_is_published_its_tables_are_to_be_written(tmp_path, monkeypatch, capsys):
+    published = real_runs.REPO / "results" / "published" / "cpu_nano-gpt2-adamw"
+    monkeypatch.setattr(replay, "_of", lambda folder, args: {"outcome": "identical"})
+    for folder, is_shown in ((published, True), (shutil.copytree(published, tmp_path / "copy"), False)):
+        assert program.main(["replay", str(folder)]) == 0
+        assert ("next  ./run.sh table --write && git add results" in capsys.readouterr().out) == is_shown
 
 
 def test_the_words_of_certificates_are_those_of_outcomes():

@@ -79,7 +79,8 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
         raise ValueError(f"--claim: the claimed runs are the arms {', '.join(sorted(arms))} of their races: {remedy}")
     races = [race.race_id for race in claim.races]
     claimed = {"track": claim.track, "n": len(claim.runs), "races": races, "arm": next(iter(arms), None)}
-    head = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: (to be written)\n\nBy: (to be written)"
+    unwritten = publication.UNWRITTEN
+    head = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: {unwritten}\n\nBy: {unwritten}"
     runs = [run.name for run in claim.all_runs]
     links = "\n".join(publication.certificate_links(results, runs))
     readme = "\n\n".join(filter(None, [head, links, markdown_blocks.block(COMMAND, summary(claim))])) + "\n"

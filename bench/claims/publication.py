@@ -47,6 +47,7 @@ REASONS = {
     certificates.FILE: "the outcome of its replays",
 }
 WHICH_CODE = ("code/commit.json", "code/diff.patch")
+UNWRITTEN = "(to be written)"  # stands in a README for its author's own words
 MAX_SHOWN = 5
 
 
@@ -131,7 +132,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
             return content.texts
         printed = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
-        parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
+        parts = [f"# {name}", f"What these runs show: {UNWRITTEN}", f"By: {UNWRITTEN}"]
         races = [(escape.markdown(race_id), quote(race_id)) for race_id in content.race_ids]
         parts += [f"- [race {race}](races/{path}/race.md)" for race, path in races]
         parts += certificate_links(content.results, content.runs)

@@ -11,6 +11,7 @@ also asks the track's rule for two results.
 
 import argparse
 import json
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,16 @@ def _judged(args: argparse.Namespace, folder: Path) -> int:
         gated = publication.Gated((lambda leaving: None) if args.json else publish.show_leaving, args.allow)
         claim_folder.write(args.claim, judged[0][0], gated)
         if not args.json:
-            refused = "the claim is refused as it stands; " * (verdicts[0]["accepted"] is False)
-            print(f"{'claim':>8}  {args.claim}: {refused}say in its README.md what was changed")
+            print(f"{'claim':>8}  {args.claim}: {_next(verdicts[0], args.claim)}")
     return 1 if any(verdict["accepted"] is False for verdict in verdicts) else 0
+
+
+def _next(verdict: dict[str, Any], folder: str) -> str:
+    """Returns what to do with a claim's folder."""
+    failed = [rule["rule"] for rule in verdict["rules"] if rule["passed"] is False]
+    if not failed:
+        return f"say in its README.md what was changed and by whom, then: ./run.sh publish {shlex.quote(folder)}"
+    return f"made, although the claim is refused ({', '.join(failed)}): mend that, and claim it in a new folder"
 
 
 def _text(verdict: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.api import judging
 from bench.base import escape
 from bench.base.paths import project_folder
+from bench.base.reading import plain_file
 from bench.base.text_table import counted
 from bench.claims import claim as claims
 from bench.claims import claim_folder, publication
@@ -40,8 +41,11 @@ def main(argv: list[str]) -> int:
         say("claim", sentence)
     # the leaderboard and other blocks made from results/published
     markdown_blocks.write((), table.main, only_changes=True)
-    then = "./run.sh table --write && git add results"  # the leaderboard has a column with who it is by
-    say("next", f"say in {shown}/README.md what was changed or found and by whom, then: {then}")
+    then = "git add results && git commit"
+    if publication.UNWRITTEN in plain_file.text_or_empty(folder / "README.md"):
+        # the leaderboard has a column with who it is by
+        then = f"say in {shown}/README.md what was changed or found and by whom, then: ./run.sh table --write && {then}"
+    say("next", then)
     return 0
 
 

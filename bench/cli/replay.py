@@ -24,8 +24,9 @@ from collections import Counter
 from pathlib import Path
 
 from bench.base import text_table
-from bench.base.paths import shown
+from bench.base.paths import published_root, shown
 from bench.base.text_table import counted
+from bench.claims import claim_folder
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
@@ -63,6 +64,8 @@ def main(argv: list[str]) -> int:
             numbers = Counter(certificate["outcome"] for certificate in replayed)
             counts = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items())
             say("replay", f"{counted(len(replayed), 'record')}: {counts}")
+        if not args.check and any(folder.absolute().is_relative_to(published_root()) for folder in folders):
+            say("next", "./run.sh table --write && git add results")
     if args.json:
         print(json.dumps(replayed, indent=1))
     if args.check:
@@ -76,7 +79,17 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     if args.times is not None and args.times < 2:
         raise ValueError(f"--times {args.times}: an interval needs at least 2 runs with fresh seeds")
     if not args.all:
-        return named.runs(args.runs)
+        folders = list[Path]()
+        for given in named.find(args.runs):
+            runs = named.runs([given.text])
+            if given.claim:
+                claimed_runs = [run.folder for run in claim_folder.read(given.claim).runs]
+                if len(claimed_runs) < len(runs):
+                    others = f"the {len(claimed_runs)} claimed runs of {len(runs)}: --all replays the others too"
+                    say("replay", f"{given.text}: {others}")
+                runs = claimed_runs
+            folders += runs
+        return list(dict.fromkeys(folders))
     folders = [folder for given in named.find(args.runs) for folder in run_folder.find_runs(given.holders)]
     kept = []
     for folder in folders:
