@@ -72,7 +72,7 @@ NOT_RUN = {  # what no test of this file can do, and why, with the file that tes
     r"publish": "what git does not have yet: test_publish",
     r"^\./run\.sh history|judge RACE": "runs of several commits, or a claim: test_history, test_judge",
     r"ladder( goal.*)?$": "the plan of ladder --dry-run again",
-    r"study|referee|--times|replay (--all|RUN)|doctor": "minutes: test_study, test_referee, test_replay, test_doctor",
+    r"study|referee|--times|replay (--all|[A-Z])|doctor": "minutes: test_study, test_referee, test_replay, test_doctor",
     r"SPEEDRUN_RESULTS=|submit --gpus|^\./run\.sh agent": "it waits for a queue's entries: test_queue",
 }
 DRY = re.compile(r"\./run\.sh (run|race|ladder) ")  # these begin nothing: settings are composed, plans are made

@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
             if not replaying.is_of_machine(error):
                 raise
             why = f"no certificate of {folder.name} was written, because it says nothing about the record"
-            raise leases.Busy(f"{error}: {why}: run the same command again") from None
+            problem = error.strerror if isinstance(error, OSError) else error
+            raise leases.Busy(f"{problem}: {why}: run the same command again") from None
         replayed = [certificate for certificate in certified if certificate is not None]
         if len(folders) > 1 and replayed:
             numbers = Counter(certificate["outcome"] for certificate in replayed)
