@@ -18,6 +18,7 @@ from real_runs import git, wait_for
 from bench.base import private
 from bench.base.paths import REPO
 from bench.config import schema
+from bench.config.schema import HardwareConfig
 from bench.launch import prepare, ranks
 from bench.machine import code_state, environment, gpus, processes
 from bench.machine import meters as cpu_meter
@@ -351,6 +352,13 @@ def test_foreign_load_is_what_is_busy_and_not_ours():
     """Of 3 busy CPU seconds in 2 s 1.8 are ours, which leaves (3 - 1.8) / 2 cores."""
     assert meter(2.0, 3.0, 1.8).foreign_cpu_cores() == pytest.approx(0.6)
     assert meter(2.0, 3.0, 0.9).foreign_cpu_cores(own_cpu_s=2.8) == pytest.approx(0.1)  # all ranks together
+
+
+def test_a_rank_with_more_busy_threads_than_its_setting_is_doubted():
+    hardware = HardwareConfig(device="cpu", num_threads=2)
+    assert meter(10.0, 30.0, 24.9).doubts_about_threads(hardware) == []
+    (doubt,) = meter(10.0, 30.0, 29.0).doubts_about_threads(hardware)
+    assert doubt == "its process kept 2.90 CPU cores busy, but hardware.num_threads is 2"
 
 
 def test_foreign_load_is_never_negative_and_unknown_without_proc():

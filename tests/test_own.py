@@ -554,3 +554,18 @@ def test_an_own_model_that_reads_a_file_of_an_earlier_run_makes_its_run_suspect(
     assert doubts[1].startswith(f"it read a source that its identity lacks: {project}/elsewhere/helper.py")
     assert set(doubts) <= set(record["validity_reasons"]) and row_of(record)["script_doubt"] == doubts[0]
     assert verification.report(folder)["passed"]
+
+
+@pytest.mark.skipif(not Path("/proc/sysvipc/shm").exists(), reason="needs System V shared memory in /proc")
+def test_shared_memory_that_a_run_leaves_is_removed_and_makes_it_suspect(project):
+    """A cheat: weights that a later run finds without opening a file."""
+    keeps = "        import ctypes\n        libc = ctypes.CDLL(None)\n        libc.shmat.restype = ctypes.c_void_p\n"
+    keeps += "        libc.shmdt(ctypes.c_void_p(libc.shmat(libc.shmget(0x5EED99, 3 << 20, 0o1600), None, 0)))\n"
+    write(project / "net.py", NET + keeps)
+    overrides = ["track=free", "experiment=smoke", "model.arch=net.py:Net"]
+    real_runs.bench(project / "results", "run", *overrides, code=0)
+    (folder,) = real_runs.folders(project / "results")
+    record = real_runs.run_json(folder)
+    doubt = "it left 3.0 MiB of System V shared memory, in which a later run finds data"
+    assert row_of(record)["script_doubt"] == doubt
+    assert str(0x5EED99) not in Path("/proc/sysvipc/shm").read_text()

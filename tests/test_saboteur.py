@@ -17,7 +17,7 @@ from test_sandbox import needs_one
 from bench.api import comparing
 from bench.cli import race
 from bench.cli.main import main as bench
-from bench.machine import processes
+from bench.machine import environment, processes
 from bench.record import validity
 
 STEPS = """
@@ -101,7 +101,45 @@ os.setpriority(os.PRIO_PROCESS, pid, 3)  # which every later run of A gets from 
 def test_what_changes_the_race_that_starts_the_other_arm_ends_it(raced):
     code, out, runs = raced(SLOWS)
     assert code == 1 and len(runs) < 3, out
-    assert re.search("verdict: while .* of B ran, the race's own process had its priority changed", out), out
+    assert re.search("verdict: while .* of B ran, the priority of this race changed", out), out
+
+
+PLANTS = """
+with open(os.environ["PLANT"], "w") as file:  # in a package's folder, where the other arm's Python runs it
+    file.write("import time")
+"""
+
+
+@pytest.mark.slow
+def test_a_file_that_a_run_puts_into_the_installed_python_ends_the_race(raced, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
+    shown = subprocess.run([sys.executable, "-m", "site", "--user-site"], capture_output=True, text=True).stdout
+    folder = Path(shown.strip())  # a virtual environment does not use it, and exits with 1
+    folder.mkdir(parents=True)
+    code, out, runs = raced(PLANTS, f"script.env={{PLANT: {folder / 'fast.pth'}}}")
+    assert code == 1 and len(runs) < 3, out
+    assert re.search(f"verdict: while .* of B ran, the Python code in {folder} of this race changed", out), out
+
+
+def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, monkeypatch):
+    (tmp_path / "lib/python3.11/site-packages/torch/__pycache__").mkdir(parents=True)
+    packages = tmp_path / "lib/python3.11/site-packages"
+    (packages / "torch/a.py").write_text("")
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group/cpu.shares").write_text("1024")
+    monkeypatch.setattr(environment, "_cgroups", lambda controller: [tmp_path / "group"])
+    before = environment.surroundings([str(tmp_path / "bin/python")])
+
+    def changed():
+        after = environment.surroundings([str(tmp_path / "bin/python")])
+        return [name for name in after if after[name] != before[name]]
+
+    (packages / "torch/__pycache__/a.pyc").write_text("compiled")
+    assert changed() == []
+    (tmp_path / "group/cpu.shares").write_text("2")
+    assert changed() == ["the limits of the control groups"]
+    (packages / "torch/a.py").write_text("import time")
+    assert changed() == ["the limits of the control groups", f"the Python code in {packages}"]
 
 
 STARVED = """

@@ -369,6 +369,8 @@ class _Launch:
         gone = finish.removed(folder, self._place)
         if self._confined and not gone:
             self._confined.collect()
+        if not gone:
+            run["doubts"] = [*run.get("doubts", ()), *opened.doubts_about_memory(self._clock.began_s)]
         if self._job.own_folder and not gone:
             run["doubts"] = [*run.get("doubts", ()), *opened.doubts_about_own(folder, self._job)]
         if self._watched and not gone:

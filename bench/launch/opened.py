@@ -1,7 +1,8 @@
-"""Judges which files the ranks of a run read and made, as bench/training/open_watch.py noted them."""
+"""Judges what a run reads and leaves behind: files, as bench/training/open_watch.py noted them, and shared memory."""
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from bench.base.paths import REPO
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import some
+from bench.base.units import format_bytes
 from bench.launch.prepare import Job
 from bench.record.validity import FILES
 from bench.training.open_watch import DATA
@@ -91,6 +93,29 @@ def doubts_about_own(folder: Path, job: Job) -> Iterator[dict[str, Any]]:
         if paths:
             doubt = private.redact(sentence.format(some(paths, 1)), REPO)
             yield {"rank": None, "instrument": FILES, "doubt": doubt}
+
+
+def doubts_about_memory(since_s: float) -> Iterator[dict[str, Any]]:
+    """Removes System V shared memory that ended processes have used, and yields a doubt about it.
+
+    It outlives processes, so that a run finds in it what an earlier one has left.  since_s: when the run began, as
+    time.time() gives it; memory that was last attached before, or by a program that still lives, is not the run's.
+    """
+    used = {}  # {id: bytes}
+    with contextlib.suppress(OSError, ValueError):
+        head, *lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+        for line in lines:
+            of = dict(zip(head, map(int, line)))
+            is_of_ended = of["uid"] == os.getuid() and of["nattch"] == 0 and not os.path.exists(f"/proc/{of['lpid']}")
+            if is_of_ended and of["lpid"] and max(of["atime"], of["dtime"]) >= int(since_s):
+                used[of["shmid"]] = of["size"]
+    if used:
+        import ctypes  # which takes milliseconds of every start
+
+        for shm_id in used:
+            ctypes.CDLL(None).shmctl(shm_id, 0, None)  # IPC_RMID
+        doubt = f"it left {format_bytes(sum(used.values()))} of System V shared memory, in which a later run finds data"
+        yield {"rank": None, "instrument": FILES, "doubt": doubt}
 
 
 def fixes_data(job: Job) -> bool:

@@ -12,8 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.base.units import GIB, KIB, gib_from_bytes, s_from_ns
+
+if TYPE_CHECKING:
+    from bench.config.schema import HardwareConfig
+
+OTHER_THREADS_CORES = 0.5  # of a rank's loader, instruments and interpreter, beside the threads that compute (assumed)
 
 
 class CpuMeter:
@@ -35,6 +41,14 @@ class CpuMeter:
     def own_cpu_s(self) -> float:
         """Returns CPU seconds of this process, all threads, since the meter was created."""
         return self._own_s() - self._start[2]
+
+    def doubts_about_threads(self, hardware: "HardwareConfig") -> list[str]:
+        """Returns a sentence if this rank on a CPU used more CPU time than its number of computing threads can."""
+        cores = self.own_cpu_s() / max(s_from_ns(self._now_ns() - self._start[0]), 1e-9)
+        num_threads = hardware.num_threads
+        if hardware.device != "cpu" or num_threads is None or cores <= num_threads + OTHER_THREADS_CORES:
+            return []
+        return [f"its process kept {cores:.2f} CPU cores busy, but hardware.num_threads is {num_threads}"]
 
     def foreign_cpu_cores(self, own_cpu_s: float | None = None) -> float | None:
         """Returns mean cores since the meter was created, None without /proc.  own_cpu_s: of all our processes."""
@@ -65,7 +79,7 @@ class RunClock:
 
     def __init__(self) -> None:
         self.started_s = time.monotonic()
-        self._wall_s, self._uptime_s = time.time(), _uptime_s()
+        self.began_s, self._uptime_s = time.time(), _uptime_s()
 
     def lasted_s(self) -> float:
         """Returns the seconds since the clock was created."""
@@ -74,7 +88,7 @@ class RunClock:
     def doubts(self) -> list[str]:
         """Returns a sentence for each other clock that differs by more than a second."""
         doubts, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
-        if abs(jump_s := time.time() - self._wall_s - lasted_s) > MAX_DIFFERENCE_S:
+        if abs(jump_s := time.time() - self.began_s - lasted_s) > MAX_DIFFERENCE_S:
             why = "it was set, or the machine slept; durations are by the monotonic clock, dates may be wrong"
             doubts.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
         if uptime_s is not None and self._uptime_s is not None:

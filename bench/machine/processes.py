@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import re
-import resource
 import select
 import signal
 import subprocess
@@ -279,15 +278,6 @@ def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[s
 def public_name(program: str) -> str:
     """Returns the name of a program as records have it, which are published: "another program" if it is not KNOWN."""
     return program if KNOWN.fullmatch(program) else "another program"
-
-
-def inherited() -> dict[str, Any]:
-    """Returns what children get from this process, by name; another process of the same user may change it."""
-    facts: dict[str, Any] = {"its priority": os.getpriority(os.PRIO_PROCESS, 0)}
-    if hasattr(os, "sched_getaffinity"):
-        facts |= {"its CPU cores": os.sched_getaffinity(0), "its scheduling policy": os.sched_getscheduler(0)}
-    limits = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-    return facts | {f"its {name}": resource.getrlimit(number) for name, number in limits.items()}
 
 
 def waited_ns(pids: Iterable[int]) -> int | None:

@@ -28,7 +28,7 @@ from bench.data.shards import check as check_shard
 from bench.data.sources import datasets
 from bench.machine import environment
 from bench.machine.meters import CpuMeter
-from bench.record import metrics, run_folder
+from bench.record import metrics, outside_clock, run_folder
 from bench.training import (
     causality,
     checkpoint,
@@ -256,7 +256,7 @@ class Run:
             columns=observed["columns"],
             flags=observed["flags"],
             summaries=observed["summary"],
-            doubts=observed["doubts"],
+            doubts=observed["doubts"] | {outside_clock.CLOCK: meter.doubts_about_threads(hardware)},
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
             peak_mem_gib=self.peaks.whole_gib(),  # before the referee's passes
             foreign_cpu_cores=foreign_cpu_cores,

@@ -13,7 +13,7 @@ from bench.launch.console import Bars, say
 from bench.launch.nodes import joining
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
-from bench.machine import code_copy, leases, processes
+from bench.machine import code_copy, environment, leases, processes
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, condition, plan, planning, state, worktrees
 from bench.plans.race.state import Slot, State
@@ -159,6 +159,9 @@ def series_of(design: Mapping[str, Any], num_done: int = 0, live: bool = True) -
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
     num_done = sum(slot.is_done for slot in race.slots)
+    words = [word.partition("=") for arm in race.plan["arms"].values() for word in arm["overrides"]]
+    pythons = [path for key, _, path in words if key == "script.python"]
+    before = environment.surroundings(pythons)
     with series_of(race.plan, num_done, live=not show) as series:
         while (slot := race.next_slot()) is not None:
             _draw(race, series.bars)
@@ -173,15 +176,13 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 change = f"its own code ({', '.join(own)}) changed while the race was running"
                 remedy = f"put it back and ./run.sh race --resume {race.race_id}, or race revisions"
                 raise ValueError(f"{slot.arm}: {change}: {remedy} ({slot.arm}.rev=HEAD)")
-            passed_on = processes.inherited()
             with processes.strays() as end_strays:  # processes of a launcher that its run killed
                 race = _run_one(race, slot, folders[slot.arm], show, series)
                 strays = end_strays()
             done = race.slots[slot.position]
-            if changed := [name for name, value in processes.inherited().items() if value != passed_on[name]]:
+            if changed := [name for name, value in environment.surroundings(pythons).items() if value != before[name]]:
                 run_name, _ = done.attempts[-1]
-                meanwhile = f"while {run_name} of {done.arm} ran"
-                return "abandoned", f"{meanwhile}, the race's own process had {changed[0]} changed"
+                return "abandoned", f"while {run_name} of {done.arm} ran, {changed[0]} of this race changed"
             if why := _spoilt(race, done, arm, strays):
                 return "abandoned", why
             if _decided_at_look(race, done):
