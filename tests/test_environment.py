@@ -358,6 +358,9 @@ def test_a_rank_with_more_busy_threads_than_its_setting_is_doubted():
     hardware = HardwareConfig(device="cpu", num_threads=2)
     assert meter(10.0, 30.0, 24.9).doubts_about_threads(hardware) == []
     (doubt,) = meter(10.0, 30.0, 29.0).doubts_about_threads(hardware)
+    several = HardwareConfig(device="cpu", num_threads=2, num_processes=2)  # gloo's threads compute, too
+    assert meter(10.0, 50.0, 44.9).doubts_about_threads(several) == []
+    assert meter(10.0, 50.0, 46.0).doubts_about_threads(several) != []
     assert doubt == "its process kept 2.90 CPU cores busy, but hardware.num_threads is 2"
 
 

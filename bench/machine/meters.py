@@ -19,7 +19,9 @@ from bench.base.units import GIB, KIB, gib_from_bytes, s_from_ns
 if TYPE_CHECKING:
     from bench.config.schema import HardwareConfig
 
-OTHER_THREADS_CORES = 0.5  # of a rank's loader, instruments and interpreter, beside the threads that compute (assumed)
+# CPU cores that a rank's loader and instruments may use beside the threads that compute, and with gloo's two threads,
+# which add gradients where there are several ranks (assumed)
+OTHER_CORES, OTHER_CORES_OF_RANKS = 0.5, 2.5
 
 
 class CpuMeter:
@@ -45,8 +47,9 @@ class CpuMeter:
     def doubts_about_threads(self, hardware: "HardwareConfig") -> list[str]:
         """Returns a sentence if this rank on a CPU used more CPU time than its number of computing threads can."""
         cores = self.own_cpu_s() / max(s_from_ns(self._now_ns() - self._start[0]), 1e-9)
-        num_threads = hardware.num_threads
-        if hardware.device != "cpu" or num_threads is None or cores <= num_threads + OTHER_THREADS_CORES:
+        num_threads, is_alone = hardware.num_threads, hardware.num_processes in (None, 1)
+        most = (num_threads or 0) + (OTHER_CORES if is_alone else OTHER_CORES_OF_RANKS)
+        if hardware.device != "cpu" or num_threads is None or cores <= most:
             return []
         return [f"its process kept {cores:.2f} CPU cores busy, but hardware.num_threads is {num_threads}"]
 
