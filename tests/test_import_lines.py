@@ -142,9 +142,38 @@ def test_the_lines_of_other_ranks_are_reported_and_make_no_runs(num_ranks):
     assert (run.complete, len(facts["unmatched"])) == (True, 6 * (num_ranks - 1))
 
 
-def test_files_of_nothing_but_last_lines_hold_a_run_a_line():
-    runs, facts = read("".join(VAL.format(step=4, total=4, loss=loss, ms=100 * loss) for loss in (3.1, 3.2, 3.3)))
-    assert ([run.val_loss for run in runs], facts["unmatched"]) == ([3.1, 3.2, 3.3], [])
+LAST = VAL.format(step=4, total=4, loss=3.1, ms=400)
+NEXT = VAL.format(step=5, total=5, loss=3.1, ms=500)
+STEP_BACK = TRAIN.format(step=3, total=4, ms=310)
+STEP_0 = VAL.format(step=0, total=4, loss=10.8, ms=0)
+
+
+@pytest.mark.parametrize(
+    "again, num_again, num_unmatched",
+    [
+        ("".join(LAST.replace("3.1", f"3.1{n}") for n in range(9)), 9, 0),
+        (STEP_BACK + LAST, 0, 2),
+        ("# driver: ok\n" + LAST, 1, 0),
+        (NEXT, 0, 1),
+        (LAST.replace("/4", "/5"), 1, 0),
+        (STEP_0 + LAST, 0, 2),
+        (STEP_0 + STEP_0.replace("10.8", "10.7") + LAST, 0, 3),
+        (STEP_0 + TRAIN.format(step=1, total=4, ms=90) + STEP_0 + LAST, 0, 2),
+    ],
+)
+def test_lines_that_begin_no_training_are_no_further_run(again, num_again, num_unmatched):
+    runs, facts = read(HEAD + run_lines() + again)
+    assert [run.val_loss for run in runs if run.complete] == [3.2793]
+    assert (facts["num_validated_again"], len(facts["unmatched"])) == (num_again, num_unmatched)
+    assert len(runs[0].other_lines) == num_again
+    runs, _ = read(HEAD + run_lines() + again + HEAD + run_lines(loss=3.2))
+    assert [run.val_loss for run in runs if run.complete] == [3.2793, 3.2]
+
+
+def test_a_file_of_nothing_but_last_lines_shows_one_run():
+    for totals in ((4, 4, 4), (4, 3, 2), (4, 5, 6)):
+        lines_of_all = [VAL.format(step=n, total=n, loss=3 + k / 10, ms=100) for k, n in enumerate(totals)]
+        assert [run.val_loss for run in read("".join(lines_of_all))[0]] == [3.0]
 
 
 # ---- code in a log

@@ -65,7 +65,7 @@ BUDGET = {
     "config": 3_210,
     "machine": 4_466,
     "data": 1_680,
-    "record": 7_367,
+    "record": 7_397,
     "web": 1_148,
     "analysis": 8_288,
     "training": 8_846,
@@ -75,9 +75,9 @@ BUDGET = {
     "plans": 9_268,
     "claims": 3_205,
     "api": 1_348,
-    "cli": 4_453,
+    "cli": 4_456,
     "models": 3_448,
-    "tests": 55_697,
+    "tests": 55_735,
 }
 SLACK = 250
 

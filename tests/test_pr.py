@@ -110,6 +110,15 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
     assert '- judge would refuse it: "there are enough runs" does not hold: 5 valid of 5 runs, the' in "\n".join(rest)
 
 
+def test_a_log_that_validates_its_last_step_again_is_one_run(planted, printed):
+    folder = planted(CHANGED)
+    for path in folder.glob("*/*.txt"):
+        text = path.read_text()
+        last = text.splitlines()[-1]
+        path.write_text("".join([text, *(last.replace("loss:3.2", f"loss:3.{n}") + "\n" for n in (0, 1))]))
+    assert "verdict: **MEETS THE RULES**  5 runs of this_pr, 1.00 s faster than baseline" in printed(pr, folder)
+
+
 @pytest.mark.parametrize(
     ("what", "planted_as", "rule", "mark", "evidence"),
     [

@@ -73,6 +73,9 @@ def _report(
     report["unmatched"] += [f"{path}:{number}: not understood: {text!r}" for number, text in facts["unmatched"]]
     if facts["num_repeated"]:
         report["repeated"].append(f"{path}: {facts['num_repeated']} lines repeat lines before them; each counts once")
+    if num_again := facts.get("num_validated_again"):
+        message = f"{path}: {text_table.counted(num_again, 'further validation')} of a last step: only the first counts"
+        report["repeated"].append(message)
     if not runs:
         report["no run"].append((path, facts["unmatched"]))
     for run, _ in runs:

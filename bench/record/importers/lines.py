@@ -75,6 +75,7 @@ class Metrics:
     tails: list[dict[str, str]] = field(default_factory=list)  # {key: text} of "tailavg" lines, which are not steps
     others: list[str] = field(default_factory=list)  # lines of a step without a loss or a time, unchanged
     num_repeated: int = 0  # lines that repeat earlier lines
+    num_validated_again: int = 0  # further validations of a run's last step; others has their lines
 
     def __len__(self) -> int:
         return len(self.columns["step"])
@@ -130,7 +131,6 @@ def read(data: bytes) -> tuple[Metrics, list[bytes], Array]:
     metrics = _metrics(text, common, metric_lines, is_metric)
     for number in strays:
         metrics.report(text, number)
-    _drop_repeated(metrics, text)
     metrics.unmatched.sort()
     return metrics, text, is_metric
 
@@ -176,35 +176,6 @@ def _is_cut(text: Sequence[bytes], line_numbers: Array) -> bool:
     before = next((line for line in lines if line.translate(None, DIGITS) == shape), b"")
     decimals_before, decimals = LAST_DECIMALS.search(before), LAST_DECIMALS.search(last)
     return decimals_before is not None and (decimals is None or len(decimals[1]) < len(decimals_before[1]))
-
-
-def _drop_repeated(metrics: Metrics, text: Sequence[bytes]) -> None:
-    """Drops a line that repeats the line before it, and reports the second of two different lines of the same step.
-
-    A step that is repeated at the end of a run, or only once in a log, begins another run: modded_nanogpt.py.
-    """
-    step, total = metrics.columns["step"], metrics.columns["total"]
-    if len(step) < 2:
-        return
-    again = np.append(False, same_again(metrics))
-    for index in np.flatnonzero(again).tolist():
-        if text[metrics.line_numbers[index]].rstrip() == text[metrics.line_numbers[index - 1]].rstrip():
-            again[index], metrics.num_repeated = False, metrics.num_repeated + 1
-            step[index] = -1
-    inside = again & (step > 0) & ~(step == total)
-    near = np.flatnonzero(inside)
-    second = again if (np.diff(near) <= 2).any() else np.zeros(len(step), bool)
-    for index in np.flatnonzero(second).tolist():
-        metrics.report(text, metrics.line_numbers[index])
-    if second.any() or metrics.num_repeated:
-        metrics.keep(~second & (step >= 0))
-
-
-def same_again(metrics: Metrics) -> Array:
-    """Returns for all lines but the first whether step and kind (training, validation) are those of the line before."""
-    step = metrics.columns["step"]
-    is_val = ~(np.isnan(metrics.columns["val_loss"]) & np.isnan(metrics.columns["val_diverged"]))
-    return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
 def _read_fields(line: bytes, index: int, metrics: Metrics) -> str | None:

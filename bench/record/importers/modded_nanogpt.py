@@ -56,7 +56,7 @@ FIT_FRAC = 0.003  # how far a printed step_avg may be off, as it is rounded and 
 def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
     """Reads a log.  Returns its runs, none if it is not a training log, and facts about the file.
 
-    facts: {"unmatched": [(line number from 1, text)], "num_repeated"}.
+    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_validated_again"}.
     """
     data = lines.plain(data)
     code, start = _source(data)
@@ -66,14 +66,16 @@ def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
         code_id = hashlib.sha256(OF_ONE_RUN.sub(rb"\1\2", code)).hexdigest()
     first_number = data.count(b"\n", 0, start) + 1
     metrics, text, is_metric = lines.read(data[start:])
-    _drop_copies(metrics, text)
-    spans = _split(metrics)
+    _drop_second_lines(metrics, text)
+    _drop_summaries(metrics, text)
+    spans = _split(metrics, text)
     facts_by_run = zip(spans, _facts_of_runs(metrics, spans, text, is_metric))
     runs = [_run(metrics, span, facts, source, number) for number, (span, facts) in enumerate(facts_by_run)]
     for run in runs:
         run.code_id = code_id
-    unmatched = [(first_number + line, text) for line, text in metrics.unmatched]
-    return runs, {"unmatched": unmatched, "num_repeated": metrics.num_repeated}
+    unmatched = [(first_number + line, text) for line, text in sorted(metrics.unmatched)]
+    counts = {"num_repeated": metrics.num_repeated, "num_validated_again": metrics.num_validated_again}
+    return runs, {"unmatched": unmatched} | counts
 
 
 def sources(data: bytes) -> dict[str, str]:
@@ -89,26 +91,83 @@ def code_key(files: Mapping[str, str]) -> str:
     return hashlib.sha256(b"\0".join(map(code_state.normalised, texts))).hexdigest()
 
 
-def _split(metrics: Metrics) -> list[range]:
-    """Returns the ranges of the runs' metric lines: a run ends where steps go back or repeat, or the total changes."""
-    if not len(metrics):
-        return []
-    step, total = metrics.columns["step"], metrics.columns["total"]
-    another = (total[1:] != total[:-1]) & ~(np.isnan(total[1:]) & np.isnan(total[:-1]))
-    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(metrics) | another) + 1).tolist()]
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
+def _split(metrics: Metrics, text: Sequence[bytes]) -> list[range]:
+    """Returns the ranges of the runs' metric lines.
+
+    A run begins where steps start again, at the first step of the run before or earlier.  Elsewhere lines whose steps
+    do not rise, or with another total, are another run's only after a header.
+    """
+    step, total = metrics.columns["step"], _totals(metrics)
+    starts = [0] if len(step) else []
+    for index in (np.flatnonzero((step[1:] <= step[:-1]) | (total[1:] != total[:-1])) + 1).tolist():
+        again = step[index] < step[index - 1] and step[index] <= max(1, step[starts[-1]])
+        if (again and step[index] != total[index]) or _has_header(metrics, text, index):
+            starts.append(index)
+    return [range(start, stop) for start, stop in itertools.pairwise([*starts, len(step)])]
 
 
-def _drop_copies(metrics: Metrics, text: Sequence[bytes]) -> None:
-    """Drops a run whose lines, with the same last line, are all in the previous one: a driver's summary of that run."""
+def _totals(metrics: Metrics) -> Array:
+    return np.nan_to_num(metrics.columns["total"], nan=-1)  # as nan is not equal to itself
+
+
+def _has_header(metrics: Metrics, text: Sequence[bytes], index: int) -> bool:
+    """Whether facts about a machine or a start stand before a metric line, after the one before it."""
+    between = text[metrics.line_numbers[index - 1] + 1 : metrics.line_numbers[index]]
+    return any(fact is not None for fact in _environment(b"\n".join([b"", *between])).values()) if between else False
+
+
+def _drop_second_lines(metrics: Metrics, text: Sequence[bytes]) -> None:
+    """Keeps the first line of each step and kind (training, validation) of a run; what else it prints trains nothing.
+
+    A copy is dropped.  Further validations of the last step are kept as text; if there are other such lines, as of a
+    second rank, all are reported.
+    """
+    step, total, numbers = metrics.columns["step"], _totals(metrics), metrics.line_numbers
+    is_val = ~(np.isnan(metrics.columns["val_loss"]) & np.isnan(metrics.columns["val_diverged"]))
     kept = np.ones(len(metrics), bool)
-    for before, after in itertools.pairwise(_split(metrics)):
-        old, new = metrics.line_numbers[before], metrics.line_numbers[after]
-        if len(new) <= len(old) and text[new[-1]] == text[old[-1]]:
-            kept[after] = not {text[number] for number in new} <= {text[number] for number in old}
-    if not kept.all():
-        metrics.num_repeated += int(np.count_nonzero(~kept))
-        metrics.keep(kept)
+    for span in _split(metrics, text):
+        mine = slice(span.start, span.stop)
+        is_first = np.zeros(len(span), bool)
+        is_first[np.unique(2 * step[mine] + is_val[mine], return_index=True)[1]] = True
+        latest = np.maximum.accumulate(np.where(total[mine] == total[span.start], step[mine], -1))
+        kept[mine] = is_first & (step[mine] == latest)
+        if kept[mine].all():
+            continue
+        lines_kept = {text[number].rstrip() for number in numbers[mine][kept[mine]]}
+        dropped = [span.start + index for index in np.flatnonzero(~kept[mine]).tolist()]
+        others = {index: line for index in dropped if (line := text[numbers[index]].rstrip()) not in lines_kept}
+        metrics.num_repeated += len(dropped) - len(others)
+        if all(is_val[index] and step[index] == latest[-1] for index in others):
+            metrics.num_validated_again += len(others)
+            metrics.others += [line.decode("utf-8", "replace") for line in others.values()]
+        else:
+            for index in others:
+                metrics.report(text, numbers[index])
+    metrics.keep(kept)
+
+
+def _drop_summaries(metrics: Metrics, text: Sequence[bytes]) -> None:
+    """Drops what a driver prints again after a run: lines that are all in it, with the same last line.
+
+    Other lines without a header that are fewer than those of a run to the same step are reported, as they show no run.
+    """
+    step, total = metrics.columns["step"], _totals(metrics)
+    kept = np.ones(len(metrics), bool)
+    longest: dict[tuple[float, float], range] = {}  # {(last step, total): the last of the runs with the most lines}
+    for span in _split(metrics, text):
+        old = longest.setdefault((step[span[-1]], total[span[-1]]), span)
+        new_lines, old_lines = ([text[number] for number in metrics.line_numbers[part]] for part in (span, old))
+        is_copy = old is not span and new_lines[-1] == old_lines[-1] and set(new_lines) <= set(old_lines)
+        if is_copy:
+            metrics.num_repeated += len(span)
+        elif len(span) < len(old) and not _has_header(metrics, text, span.start):
+            for index in span:
+                metrics.report(text, metrics.line_numbers[index])
+        else:
+            longest[step[span[-1]], total[span[-1]]] = max(span, old, key=len)
+            continue
+        kept[span] = False
+    metrics.keep(kept)
 
 
 def _facts_of_runs(
