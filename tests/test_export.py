@@ -76,13 +76,25 @@ def test_a_log_has_no_credential_and_no_private_path_of_the_diff(tmp_path):
     assert token not in log and "# +api_key = 'SECRET'\n" in log and "# +home = '~/data'\n" in log
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "overrides.yaml", "code/diff.patch"])
+@pytest.mark.parametrize("name", ["config.yaml", "overrides.yaml"])
 def test_what_a_link_in_a_record_leads_to_is_in_no_log_and_on_no_page(tmp_path, name):
     folder = copy_with(tmp_path / "run")
     (tmp_path / "private").write_text("swordfish")
     (folder / name).unlink()
     (folder / name).symlink_to(tmp_path / "private")
     assert "swordfish" not in formats.modded_nanogpt_log(folder) + run_page.html(folder)
+
+
+@pytest.mark.parametrize("name", ["code/diff.patch", "code"])
+def test_a_record_whose_code_holds_a_link_gives_no_log(tmp_path, name):
+    folder = copy_with(tmp_path / "run")
+    (folder / "code" / "diff.patch").write_text("+swordfish\n")
+    (folder / "code").rename(tmp_path / "private")
+    (folder / "code").mkdir() if name != "code" else None
+    (folder / name).symlink_to(tmp_path / "private" / name.partition("/")[2])
+    with pytest.raises(ValueError, match=f"run/{name} is a link, so no file of this code/ is used"):
+        formats.modded_nanogpt_log(folder)
+    assert "swordfish" not in run_page.html(folder)
 
 
 def test_mllog_has_the_times_of_the_events(capsys):

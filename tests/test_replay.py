@@ -20,6 +20,7 @@ import real_runs
 import scripted
 import torch
 
+from bench.analysis.diagnosis import code_diff
 from bench.base import atomic
 from bench.base.reading import yaml_file
 from bench.claims import claim as claims
@@ -492,18 +493,66 @@ def test_a_record_that_verify_refuses_gets_no_certificate_and_changed_code_is_re
     assert cert["outcome"] == "impossible here" and "the record was changed or is incomplete" in cert["why"]
 
 
-def test_links_in_the_code_of_a_record_are_not_followed(tmp_path):
-    own, secret = tmp_path / "run" / "code" / "own", tmp_path / "secret"
-    own.mkdir(parents=True)
-    secret.mkdir()
-    (secret / "key").write_text("secret")
-    (own / "model.py").write_text("")
-    (own / "key").symlink_to(secret / "key")
-    (own / "folder").symlink_to(secret)
+@pytest.mark.parametrize("linked", ["", "own", "script", "untracked", "own/keys", "own/net/key.py", "untracked/.git"])
+def test_no_file_of_a_code_folder_with_links_or_a_repository_is_used(tmp_path, linked):
+    """A link shows private files to code in the sandbox; `git apply` runs the filters of a .git, outside of it."""
+    record, private = tmp_path / "run", tmp_path / "private"
+    (record / "code/own").mkdir(parents=True)
+    private.mkdir()
+    (private / "diff.patch").write_text("swordfish")
+    link = record / "code" / linked
+    shutil.rmtree(link, ignore_errors=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if linked.endswith(".git"):
+        link.write_text("gitdir: evil")
+    else:
+        link.symlink_to(private / "diff.patch" if linked.endswith(".py") else private)
     code = {"commit": git.run(real_runs.REPO, "rev-parse", "HEAD").strip(), "diff_sha256": None}
-    run = types.SimpleNamespace(folder=tmp_path / "run", name="free/theirs", run={"run_id": "theirs", "code": code})
-    with rebuilding.checkout(run) as tree:
-        assert [path.name for path in tree.own.iterdir()] == ["model.py"]
+    theirs = recorded.Recorded(record, {"run_id": "theirs", "track": "free", "code": code}, {}, [])
+    assert theirs.patch() is None
+    name = "/".join(filter(None, ["run/code", linked]))
+    why = f"{name} is a (link|git repository), so no file of this code/ is used"
+    with pytest.raises(ValueError, match=why), rebuilding.checkout(theirs):
+        pass
+    assert name in code_diff.diff_folders(record, tmp_path / "other")["unknown"]
+
+
+@pytest.mark.parametrize("kept", ["models/mine/net.py", "models/link.py", "models/loop", "readme/net.py", "a/.GIT"])
+def test_a_record_writes_through_no_link_of_its_commit(tmp_path, monkeypatch, kept):
+    repo, elsewhere, record = tmp_path / "repo", tmp_path / "elsewhere", tmp_path / "run"
+    (repo / "models").mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "shell.rc").write_text("mine")
+    (repo / "readme").write_text("")
+    for name, target in (("mine", elsewhere), ("link.py", elsewhere / "shell.rc"), ("loop", "loop")):
+        (repo / "models" / name).symlink_to(target)
+    for command in ("init -q", "add .", "commit -qm theirs"):
+        real_runs.git(repo, *command.split())
+    (record / "code/untracked" / kept).parent.mkdir(parents=True)
+    (record / "code/untracked" / kept).write_text("theirs")
+    monkeypatch.setattr(rebuilding, "REPO", repo)
+    code = {"commit": git.run(repo, "rev-parse", "HEAD").strip(), "diff_sha256": None}
+    theirs = recorded.Recorded(record, {"run_id": "theirs", "track": "free", "code": code}, {}, [])
+    why = "could not be put into its commit|is a git repository"
+    with pytest.raises(ValueError, match=why), rebuilding.checkout(theirs):
+        pass
+    assert (elsewhere / "shell.rc").read_text() == "mine" and len(list(elsewhere.iterdir())) == 1
+
+
+@pytest.mark.parametrize("linked", ["code", "code/own", "code/untracked/models", "logs", "traces"])
+def test_verify_refuses_a_record_with_a_folder_that_is_a_link(tmp_path, linked):
+    record = shutil.copytree(kept_records.COMPLETE, tmp_path / kept_records.COMPLETE.name)
+    link = record / linked
+    shutil.rmtree(link, ignore_errors=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path / "private")  # which need not be there yet
+    edit(record, lambda run: run.update(artifacts=[
+        file for file in run["artifacts"] if not file["path"].startswith(linked)
+    ]))  # fmt: skip
+    rules = {rule["rule"]: rule for rule in verification.report(record)["rules"]}
+    assert rules["nothing is unrecorded"]["evidence"] == f"{linked} is a link and no part of the record"
+    (tmp_path / "private").mkdir()
+    assert not verification.report(record)["passed"]
 
 
 @pytest.mark.slow

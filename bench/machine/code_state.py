@@ -21,6 +21,8 @@ from typing import Any
 
 from bench.base import atomic, credentials, private
 from bench.base.paths import CODE, INSTALLED, REPO
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.base.units import MIB
 from bench.config import user_code
 from bench.machine import code_copy, git
@@ -256,6 +258,25 @@ def write(
             copy = folder / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(content)
+
+
+def kept(record: Path | str) -> Path:
+    """Returns the code/ of a run folder, which may be somebody else's, for whoever reads or runs what is in it.
+
+    Raises Damaged if it is or holds a link, which may lead to a private file, or a .git, whose settings git would obey.
+    """
+    folder = Path(record, "code")
+
+    def refuse(path: str, why: str) -> None:
+        name = os.path.relpath(path, Path(record).parent)
+        raise Damaged(f"{name} {why}, so no file of this code/ is used: restore the record")
+
+    if folder.is_symlink():
+        refuse(str(folder), "is a link")
+    for entry in plain_file.entries_below(folder, refuse) if folder.is_dir() else ():
+        if entry.is_symlink() or entry.name.lower() == ".git":
+            refuse(entry.path, "is a link" if entry.is_symlink() else "is a git repository")
+    return folder
 
 
 def _has_repository(repo: Path | str) -> bool:

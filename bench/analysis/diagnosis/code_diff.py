@@ -41,7 +41,10 @@ def diff_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = 
     added and removed count lines, None for a binary file.  patch is cut at a line to MAX_PATCH_CHARS.  unknown says why
     there is no comparison, None if there is one.
     """
-    own = _own_change(Path(a_folder), Path(b_folder))
+    try:
+        own = _own_change(code_state.kept(a_folder), code_state.kept(b_folder))
+    except Damaged as error:
+        return _difference([], "", str(error))
     if own:  # perhaps only the user's files differ, according to the records
         codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in (a_folder, b_folder)]
         differing = code_state.differing_files(*codes) if all(codes) else None
@@ -64,9 +67,9 @@ def _difference(files: list[dict[str, Any]], patch: str, unknown: str | None) ->
     return {"files": files, "patch": cut, "is_cut": len(cut) < len(patch), "unknown": unknown}
 
 
-def _own_change(a_folder: Path, b_folder: Path) -> list[dict[str, Any]]:
+def _own_change(a_code: Path, b_code: Path) -> list[dict[str, Any]]:
     """Returns the user's files that differ: [{"path", "added", "removed", "patch"}]."""
-    a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
+    a, b = _whole_files(a_code), _whole_files(b_code)
     files = []
     for name in sorted(a.keys() | b.keys()):
         before, after = (
@@ -82,7 +85,7 @@ def _own_change(a_folder: Path, b_folder: Path) -> list[dict[str, Any]]:
 
 def _whole_files(code: Path) -> dict[str, Path]:
     """Returns {"own/my_model.py": its path in the record} for the user's files."""
-    paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file() and not path.is_symlink())
+    paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file())
     return {path.relative_to(code).as_posix(): path for path in paths}
 
 

@@ -5,6 +5,7 @@ training script come from the record's code/. Nothing is taken from the working 
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -51,24 +52,34 @@ class Checkout:
 
 @contextlib.contextmanager
 def checkout(recorded: Recorded) -> Iterator[Checkout]:
-    """Yields the record's code within the block. Raises ValueError if the difference does not apply."""
+    """Yields the record's code within the block. Raises ValueError for a link there or a patch that does not fit."""
     code, name = recorded.run["code"], _worktree_name(recorded.run["run_id"])
-    temporary = tempfile.TemporaryDirectory
-
-    def links(folder: str, names: list[str]) -> list[str]:  # a copy would read or write elsewhere through them
-        return [name for name in names if os.path.islink(os.path.join(folder, name))]
-
+    kept, temporary = code_state.kept(recorded.folder), tempfile.TemporaryDirectory
     with worktrees.checked_out(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
-        kept = recorded.folder / "code"
         for source, target in ((kept / "untracked", paths[name]), (kept / "own", own), (kept / "script", own)):
-            if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True, ignore=links)  # before the patch can make links
+            _copy(source, Path(os.path.realpath(target)), recorded.name)
         if code["diff_sha256"]:
             try:
                 git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", stdin=recorded.patch())
             except git.Failed as error:
                 raise ValueError(f"{recorded.name}: code/diff.patch does not apply to its commit: {error}") from None
         yield Checkout(paths[name], Path(own), Path(temp))
+
+
+def _copy(source: Path, target: Path, name: str) -> None:
+    """Copies the files below a folder of a record's code/. Raises ValueError if one would be written through a link."""
+    for entry in plain_file.entries_below(source) if source.is_dir() else ():
+        path = target / os.path.relpath(entry.path, source)
+        try:
+            if path.resolve() != path:  # the commit, which may be a stranger's, has a link there
+                raise OSError(errno.ELOOP, "a link is there")
+            if not entry.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(entry.path, path)
+        except (OSError, RuntimeError) as error:  # the latter for a loop of links in Python 3.11 and 3.12
+            why = getattr(error, "strerror", None) or error
+            shown = os.path.relpath(path, target)
+            raise ValueError(f"{name}: {shown} could not be put into its commit: {why}") from None
 
 
 def _worktree_name(run_id: str) -> str:

@@ -65,7 +65,7 @@ class Recorded:
     def patch(self) -> bytes | None:
         """Returns the difference of the code from its commit; None if it is missing."""
         try:
-            return bytes(plain_file.content(self.folder / "code" / "diff.patch"))
+            return bytes(plain_file.content(code_state.kept(self.folder) / "diff.patch"))
         except Damaged:
             return None
 

@@ -11,6 +11,7 @@ from bench.base.paths import REPO
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.units import ms_from_s
+from bench.machine import code_state
 from bench.record import named, run_folder, step_files
 from bench.record.metrics import step_avg_ms
 from bench.record.shape import Record
@@ -141,9 +142,9 @@ def modded_nanogpt_log(folder: Path) -> str:
     run, rows = run_folder.read(folder), step_files.read(folder)
     if run.get("provenance") == "imported":
         raise ValueError(f"{run['run_id']}: was imported from a log, which is not written again: export it --to csv")
-    patch = folder / "code" / "diff.patch"
+    patch = code_state.kept(folder) / "diff.patch"
     code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
-    if patch.is_file() and not patch.is_symlink() and patch.stat().st_size:
+    if patch.is_file() and patch.stat().st_size:
         changes = plain_file.text(patch, errors="replace").splitlines()
         code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
     train_s = run["metrics"].get("train_s") if run["status"] == "complete" else None
