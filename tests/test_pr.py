@@ -265,6 +265,24 @@ def test_a_script_beside_logs_without_code_is_taken_and_called_unproven_and_of_s
         pr.main([str(folder), "--script", "other.py"])
 
 
+@pytest.mark.parametrize("name", ["train_gpt.py", "kernels.py", "5.txt", "inner"])
+def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_followed(planted, capsys, tmp_path, name):
+    folder, private = planted(""), tmp_path / "private"
+    private.mkdir()
+    (private / "swordfish.py").write_text(CHANGED)
+    (folder / "sources").mkdir()
+    (folder / "sources/train.py").write_text(CHANGED)
+    (folder / "this_pr/train_gpt.py").symlink_to("../sources/train.py")
+    _, _, report = answers(folder, capsys)
+    assert report["script"] == "this_pr/train_gpt.py"
+    link = folder / "this_pr" / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(private / "swordfish.py" if "." in name else private)
+    with pytest.raises(ValueError, match=f"this_pr/{name}: is a link, but not to a file of its folder: remove it"):
+        pr.main([str(folder), "--rerun", str(tmp_path / "race")])
+    assert not (tmp_path / "race").exists() and "swordfish" not in capsys.readouterr().out
+
+
 def test_the_rerun_writes_both_sources_and_the_race(planted, printed, tmp_path):
     command = printed(pr, str(planted(CHANGED)), "--rerun", tmp_path / "race", "--", "n=3").split()
     assert command[:3] == ["./run.sh", "race", f"Baseline=script={tmp_path}/race/baseline/train_gpt.py"]
@@ -307,6 +325,22 @@ def test_a_records_code_that_is_submitted_once_more_beside_a_baseline_is_the_can
     assert report["choice"] == f"again has the code of record {FIRST}."
     pr.main([str(home / "2026-03-03_Again")])
     assert "interval of time" not in capsys.readouterr().out  # there is none
+
+
+def test_links_beside_a_record_in_a_clone_are_not_followed(clone, planted, capsys, tmp_path):
+    private = planted(CHANGED, "", folders=("", "private")).joinpath("private").rename(tmp_path / "private")
+    home = clone / "records/track_1_short"
+    pull = planted(CHANGED, "", folders=("", SECOND)).joinpath(SECOND).rename(home / SECOND)
+    (home / "2026-02-01_Linked").symlink_to(private)
+    (home / FIRST / "0.txt").unlink()
+    (home / FIRST / "0.txt").symlink_to(private / "0.txt")
+    (private / "train_gpt.py").write_text(CHANGED)
+    (clone / "train_gpt.py").symlink_to(private / "train_gpt.py")
+    assert [path.name for path, _ in pr._earlier(pull)] == [FIRST]
+    assert pr._own_sources(pull, tmp_path / "scratch")[0] == {}
+    with pytest.raises(ValueError, match=f"{FIRST}/0.txt: is a link, but not to a file of its folder"):
+        pr.main([str(pull)])
+    capsys.readouterr()
 
 
 def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_the_same_node(clone, capsys):

@@ -127,8 +127,14 @@ def _compared(base: Side, candidate: Side) -> Any:
 
 
 def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list[Log], int]:
-    """Returns (the complete runs of the logs in a folder, how many logs have none)."""
+    """Returns (the complete runs of the logs in a folder, how many logs have none).
+
+    Raises ValueError for a link out of the folder: it may lead to a private file, which the answer would quote.
+    """
     logs, incomplete, keys = [], 0, dict[str | None, str]()
+    for entry in plain_file.entries_below(folder):
+        if entry.is_symlink() and not _within(folder, [Path(entry.path)]):
+            raise ValueError(f"{shown(Path(entry.path))}: is a link, but not to a file of its folder: remove it")
     for path, _ in dialects.files_of([folder]):
         runs, _ = dialects.read_file(path, part_of=folder.resolve())
         complete = [(run, steps) for run, steps in runs if run["status"] == "complete"]
@@ -150,8 +156,14 @@ def _own_sources(folder: Path, scratch: Path) -> tuple[dict[str, str], bool]:
     script = next(iter(sorted(folder.rglob(SCRIPT))), None)
     is_own = script is not None or folder.is_relative_to(scratch)
     home = script.parent if script else folder.parents[2] if folder.parent.name in groups.UPSTREAM_TRACKS else folder
-    paths = [path for path in home.glob("*.py") if path.is_file()]
+    paths = _within(home if home in folder.parents else folder, home.glob("*.py"))
     return {path.name: plain_file.text(path, errors="replace") for path in paths}, is_own
+
+
+def _within(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Returns the files among paths, sorted, without those that a link leads to from outside of a folder."""
+    files = (path for path in paths if path.is_file())
+    return sorted(path for path in files if path.resolve().is_relative_to(folder.resolve()))
 
 
 def _take_scripts(pull: PullRequest, folder: Path, root: Path, named: str | None) -> None:
@@ -178,9 +190,9 @@ def _take_scripts(pull: PullRequest, folder: Path, root: Path, named: str | None
         if len(scripts) == 1:
             text = plain_file.text(scripts[0], errors="replace")
             modules = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.M)
-            files = [scripts[0].parent / f"{module}.py" for module in dict.fromkeys(modules)]
+            files = _within(scripts[0].parent, (scripts[0].parent / f"{module}.py" for module in modules))
             side.script, side.beside = names[0], {SCRIPT: text}
-            side.beside |= {path.name: plain_file.text(path, errors="replace") for path in files if path.is_file()}
+            side.beside |= {path.name: plain_file.text(path, errors="replace") for path in files}
         elif side is pull.candidate:
             pull.scripts = names
 
@@ -192,9 +204,10 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """
     if folder.parent.name not in groups.UPSTREAM_TRACKS:
         return
-    before = [path for path in folder.parent.iterdir() if path.is_dir() and path.name < folder.name]
+    before = [path for path in folder.parent.iterdir() if path.is_dir() and not path.is_symlink()]
+    before = [path for path in before if path.name < folder.name]
     for path in sorted(before, reverse=True)[:NUM_EARLIER]:
-        logs = sorted(path.rglob(f"*{SUFFIX}"))
+        logs = _within(path, path.rglob(f"*{SUFFIX}"))
         logs = [log for log in logs if not pull_request.BASELINE.search(str(log.relative_to(path)))]
         files = next((files for log in logs if (files := modded_nanogpt.sources(log.read_bytes()))), None)
         if files:
