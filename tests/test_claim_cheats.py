@@ -75,6 +75,28 @@ def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkey
         assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
 
 
+@pytest.mark.parametrize(("disturbed", "pct", "why"), [
+    ((0, 2), -5, "perhaps the bad ones"),  # two more of B: its time is that of the runs that it chose
+    ((1, 1), -1.5, "with the excluded runs the times would give a different verdict"),
+    ((1, 1), -5, None),
+])  # fmt: skip
+def test_a_gain_that_rests_on_runs_that_an_arm_may_have_excluded_is_refused(results, monkeypatch, disturbed, pct, why):
+    add, left = results.add, dict(zip("AB", disturbed, strict=True))
+
+    def suspect(run):
+        run["validity"], run["validity_reasons"] = "suspect", ["the launcher did not run for 0.10 of the 1.02 s"]
+
+    def add_disturbed(seed, train_s, val_loss, overrides, shares, race, status):
+        if race["discarded"] or not left[race["arm"]]:
+            return add(seed, train_s, val_loss, overrides, shares, race, status)
+        left[race["arm"]] -= 1
+        return add(seed, train_s * 1.05, val_loss, overrides, shares, race, status, change=suspect)
+
+    monkeypatch.setattr(results, "add", add_disturbed)
+    evidence = failed(results.race(monkeypatch, "n=6", pct=pct)).get("it is faster than its baseline")
+    assert evidence is None if why is None else why in evidence and "race again on a quiet machine" in evidence
+
+
 def test_fewer_compilations_than_the_track_asks_are_refused(results, monkeypatch):
     """The cheapest cheat, compilations=1, is in the plan."""
     rules = schema.TrackRules(**vars(claimed.config().track.rules) | {"compilations": 3})

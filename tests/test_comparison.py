@@ -199,12 +199,46 @@ def test_a_program_that_burns_in_one_arms_runs_alone_leaves_no_verdict_on_time()
     assert everywhere["comparable"] and "suspect-runs" in everywhere["flags"]
 
 
-def test_a_verdict_that_hangs_on_the_runs_left_out_says_so():
-    a, b = raced(FAST, [*SLOW, 6.0])
-    b[-1] = suspect(b[-1])
-    comparison = compare(a, b)
-    assert comparison["verdict"] == "slower"
-    assert "verdict-depends-on-exclusions" in comparison["flags"]
+def suspect_at(runs, *numbers):
+    return [suspect(run, "the launcher was stopped") if at in numbers else run for at, run in enumerate(runs)]
+
+
+def test_a_verdict_that_rests_on_runs_that_one_arm_may_have_excluded_is_none():
+    """The cheat stops its launcher in its slow runs: 14 % slower in all of them, 18 % faster in those that are left."""
+    a, b = raced([*FAST, 10.0], [8.2, 13.5, 13.4, 8.21, 13.5, 13.6])
+    cheat = compare(a, suspect_at(b, 1, 2, 4, 5))
+    assert (cheat["time"]["n"], cheat["verdict"]) == ([6, 2], "inconclusive")
+    assert {"verdict-depends-on-exclusions", "one-sided-exclusions"} <= set(cheat["flags"])
+    assert "0 of A and 4 of B failed or were disturbed, perhaps the bad ones (it is +14." in cheat["words"]
+    a, b = raced(FAST, [*SLOW, 6.0])  # one run, which reverses the change
+    assert compare(a, suspect_at(b, 5))["verdict"] == "inconclusive"
+    a, b = raced(FAST[:3], [9.0, 9.01, 12.0])  # one of three
+    assert compare(a, suspect_at(b, 2))["verdict"] == "inconclusive"
+
+
+def test_an_arm_that_fails_in_its_slow_runs_gets_no_verdict():
+    a, b = raced(FAST, [9.0, 9.01, 9.02, 9.0, 9.01])
+    failed = [a_run("B", None, int(run["started_at"][14:16]), base=FAILED) for run in b]
+    assert compare(a, [failed[0], *b[1:]])["verdict"] == "faster"  # one of five, which may happen
+    both = compare(a, [failed[0], b[1], b[2], failed[3], b[4]])
+    assert both["verdict"] == "inconclusive" and "0 of A and 2 of B failed or were" in both["words"]
+
+
+def test_runs_that_the_machine_disturbed_in_both_arms_cost_no_verdict():
+    a, b = raced([*FAST[:4], 18.0, 11.5], [*SLOW[:4], 12.5, 20.5])
+    comparison = compare(suspect_at(a, 4, 5), suspect_at(b, 4, 5))
+    assert comparison["verdict"] == "slower" and "verdict-depends-on-exclusions" in comparison["flags"]
+    a, b = raced(FAST, [*SLOW[:3], 10.4, 10.6])  # and where only B's were, it holds with them
+    comparison = compare(a, suspect_at(b, 3, 4))
+    assert comparison["verdict"] == "slower" and "one-sided-exclusions" in comparison["flags"]
+
+
+def test_steps_to_the_target_count_the_disturbed_runs():
+    goal = {"goal": {"stop_at_target": True, "target_val_loss": 5.0}}
+    a, b = raced(FAST, SLOW, **goal)
+    for run, num_steps in zip([*a, *b], [10, 11, 10, 11, 10, 20, 9, 20, 9, 9]):
+        run["metrics"] |= {"num_steps": num_steps, "target_reached": True}
+    assert compare(a, suspect_at(b, 0, 2), on="steps_to_target")["steps_to_target"]["mean"] == [10.4, 13.4]
 
 
 @pytest.mark.parametrize(

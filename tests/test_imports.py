@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_148,
     "analysis": 8_291,
     "training": 8_846,
-    "compare": 3_399,
+    "compare": 3_435,
     "launch": 7_298,
     "report": 4_425,
     "plans": 9_279,
-    "claims": 3_205,
+    "claims": 3_209,
     "api": 1_348,
-    "cli": 4_469,
+    "cli": 4_471,
     "models": 3_448,
-    "tests": 55_830,
+    "tests": 55_910,
 }
 SLACK = 250
 

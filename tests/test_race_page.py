@@ -98,7 +98,7 @@ def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
     assert sorted(order, key=html.index) == list(order)
     assert "Interim looks that were not planned: 1." in html
     assert "Flags: uncalibrated, verdict-depends-on-exclusions" in html
-    assert "with the excluded runs the verdict would be different" in html  # each flag with its meaning
+    assert "with the excluded runs the times would give a different verdict" in html  # each flag with its meaning
     assert "All arms: <code>goal.num_steps=4</code>" in html  # what all share is said once
     assert "inconclusive</span>C +5 %" in html  # the word once
     assert html.count("+0.25000") == 2  # of both losses

@@ -184,6 +184,30 @@ def test_a_candidate_that_is_slow_in_one_run_of_ten_is_not_called_faster(decidin
     assert verdicts.share(answers, "faster") <= 0.05
 
 
+def with_excluded(times_s, excluded):
+    """Returns the verdict where the machine disturbed the runs with these numbers in each arm."""
+    runs = [rows(name, arm_times_s) for name, arm_times_s in zip("AB", times_s, strict=True)]
+    for arm_rows, numbers in zip(runs, excluded, strict=True):
+        for number in numbers:
+            arm_rows[int(number)] |= {"validity": "suspect", "machine_doubts": ["the launcher was stopped"]}
+    return compare_rows(*runs, floor_pct=0.1)["verdict"]
+
+
+def test_an_arm_that_has_its_slowest_runs_excluded_wins_no_more_often_and_an_honest_one_keeps_its_verdicts(
+    deciding_alone,
+):
+    """The two slowest of six: 10 of 100 would be called faster.  One in ten that the machine slows by up to 10 %."""
+    rng = numpy.random.default_rng(40)
+    times_s = numpy.exp(0.01 * rng.standard_normal((200, 2, 6)))
+    cheats = [with_excluded(race, ((), numpy.argsort(race[1])[-2:])) for race in times_s]
+    assert verdicts.share(cheats, "faster") <= 0.05
+    is_disturbed = rng.random((200, 2, 6)) < 0.1
+    times_s = numpy.exp(0.002 * rng.standard_normal((200, 2, 6)) + 0.1 * is_disturbed * rng.random((200, 2, 6)))
+    times_s[:, 1] *= 0.98
+    honest = [with_excluded(race, map(numpy.flatnonzero, of)) for race, of in zip(times_s, is_disturbed, strict=True)]
+    assert verdicts.share(honest, "faster") >= 0.9
+
+
 def test_arms_one_after_the_other_get_no_firm_verdict():
     """Under a drift, as under none: numbers, and an interval that a drift does not leave so easily."""
     for number in range(40):

@@ -15,7 +15,7 @@ from bench.base.metric import VAL_LOSS
 from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.compare import questions, wording
-from bench.compare.effects import NOT_COUNTED
+from bench.compare.effects import NOT_COUNTED, ONE_SIDED
 from bench.compare.verdict import Comparison
 from bench.report import verdicts
 
@@ -86,7 +86,10 @@ def _finding(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         condition = f"a {way} of {b}'s {metric.name}{margin}"
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
-        verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(time)
+        times: list[Mapping[str, Any]] = [time]
+        if ONE_SIDED in compared["flags"]:
+            times.append(compared["time_all"] or {"ci95_pct": None})
+        verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(times)
         edges = wording.interval([low, high], 2, " %")
         is_open = high > limit_pct or "not-at-a-planned-look" in compared["flags"]
         is_shown = verdict == "slower" and low > limit_pct
@@ -96,11 +99,10 @@ def _finding(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
     return is_shown if shown else is_open, f"{condition} is {state} ({end})"
 
 
-def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
-    """Returns the interval of the change that contains those of both clocks."""
-    intervals_pct = [time["ci95_pct"] or [-math.inf, math.inf]]
-    if outside := time.get("outside"):
-        intervals_pct.append(outside["ci95_pct"] or [-math.inf, math.inf])
+def _widest(times: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Returns the interval of the change that contains those of all times by both clocks."""
+    clocks = [clock for time in times for clock in (time, time.get("outside")) if clock]
+    intervals_pct = [clock["ci95_pct"] or [-math.inf, math.inf] for clock in clocks]
     lows, highs = zip(*intervals_pct, strict=True)
     return min(lows), max(highs)
 

@@ -16,7 +16,7 @@ from bench.compare.clocks import Arms
 from bench.compare.design import Design, Fit, fit, geometric_means
 from bench.record.rows import Row, metric_of
 
-DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
+DISAGREE, NOT_COUNTED, ONE_SIDED = "clocks-disagree", "lower-loss-not-counted", "one-sided-exclusions"  # flags
 BASELINE_ALPHA = 0.01  # level of the test that A differs from itself
 EXTRA_ALPHA = 0.01  # level of the test that B spends more time outside its own clock than A
 # differences between means of the same code on one node within a day, and between sessions, in public logs of
@@ -151,8 +151,12 @@ def _against_itself(rows: Sequence[Row], design: Design | None, alpha: float) ->
 
 def rests_on_clipping(time: Time) -> bool:
     """Returns whether the change reverses its sign without clipping: one slow run in ten may be the code's fault."""
-    unclipped_pct = time.get("unclipped_pct")
-    return unclipped_pct is not None and unclipped_pct * (time["change_pct"] or 0.0) < 0
+    return is_reversed(time, time.get("unclipped_pct"))
+
+
+def is_reversed(time: Time, change_pct: float | None) -> bool:
+    """Returns whether this change has the other sign than that of time."""
+    return change_pct is not None and change_pct * (time["change_pct"] or 0.0) < 0
 
 
 def differs_from_itself(time: Time) -> bool:

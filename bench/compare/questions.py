@@ -35,7 +35,7 @@ class Steps(TypedDict):
 
 
 def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
-    """Compares the steps that both arms needed to reach the target.  arms: the runs that are not excluded.
+    """Compares the steps that both arms needed to reach the target.  arms: the timed runs.
 
     For runs that stop at the target, the steps are counted.  For runs of a fixed length, the mean val_loss of each arm
     must be shown to be below the target.

@@ -18,7 +18,7 @@ from bench.record.rows import Row, metric_of
 from bench.record.shape import CALIBRATION
 
 DEPENDS = "verdict-depends-on-exclusions"
-MAX_ONE_SIDED = 1  # most interrupted runs of an arm beyond those of another
+MAX_ONE_SIDED = 1  # most interrupted or excluded runs of an arm beyond those of another
 # p values that Holm's method adjusts among several candidates
 ADJUSTED: tuple[tuple[Literal["time", "val_loss"], Literal["p", "p_equivalent"]], ...] = (
     ("time", "p"),
@@ -190,7 +190,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         "started": [len(a_rows), len(b_rows)],
         "run_again": list(given.run_again),
         "earlier_weight": given.earlier_weight,
-        "steps": [_common([rows], "num_steps") for rows in counted],
+        "steps": [_common([rows], "num_steps") for rows in arms],
         "plan": None,
         "differences": list(given.differing),
     }
@@ -202,9 +202,9 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     loss["margin_source"] = margin_source
     has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
     steps_alpha = alpha / (len(looks) if plan.get("sequential") else 1)
-    comparison["steps_to_target"] = questions.steps_to(counted, loss, steps_alpha) if on == "steps_to_target" else None
+    comparison["steps_to_target"] = questions.steps_to(arms, loss, steps_alpha) if on == "steps_to_target" else None
     comparison["kind"], comparison["kind_words"] = questions.kind_of(
-        counted, names, target_val_loss, rules.judged, has_times, has_losses, margin_pct
+        arms, names, target_val_loss, rules.judged, has_times, has_losses, margin_pct
     )
     _decide(comparison)
     return comparison
@@ -273,6 +273,7 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "without-its-plan": not plan and any(row["race_id"] not in (None, CALIBRATION) for row in rows),
         "not-at-a-planned-look": plan is not None and (a != b or a not in plan["looks"]),
         "unplanned-look": given.unplanned_look,
+        effects.ONE_SIDED: comparison["comparable"] and _is_one_sided(comparison, comparison["time"]),
         "run-again": max(given.run_again) - min(given.run_again) > MAX_ONE_SIDED,
     }
     return [flag for flag, holds in flags.items() if holds]
@@ -283,7 +284,11 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
 
 def _decide(comparison: Comparison) -> None:
     """Fills in answers, verdict and words, and the flags that depend on the verdict."""
-    loss, time_all = comparison["val_loss"], comparison["time_all"]
+    loss, time_all, on_time = (
+        comparison["val_loss"],
+        comparison["time_all"],
+        _time_answer(comparison, comparison["time"]),
+    )
     steps_answer = questions.steps_answer(comparison["steps_to_target"], _is_at_a_look(comparison))
     is_lower = (
         named(*loss.get("metric", ())).sign * (loss["change"] or 0.0) < 0
@@ -292,8 +297,7 @@ def _decide(comparison: Comparison) -> None:
     )
     hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
     flags = {
-        DEPENDS: time_all is not None
-        and _time_answer(comparison, time_all) != _time_answer(comparison, comparison["time"]),
+        DEPENDS: time_all is not None and _time_answer(comparison, time_all) != on_time,
         effects.DISAGREE: clocks_disagree(comparison["time"]) and comparison["comparable"],
         effects.NOT_COUNTED: hides_time and comparison["comparable"],
     }
@@ -301,7 +305,7 @@ def _decide(comparison: Comparison) -> None:
         flag for flag in flags if flags[flag]
     ]
     answers = {
-        "time": _time_answer(comparison, comparison["time"]),
+        "time": "inconclusive" if on_time in questions.FIRM and _exclusions_decide(comparison, on_time) else on_time,
         "loss": questions.loss_answer(loss, comparison["time"]["alpha"], _is_at_a_look(comparison)),
         "steps_to_target": steps_answer,
     }
@@ -325,6 +329,25 @@ def _time_answer(comparison: Comparison, time: effects.Time) -> str:
     if time["p"] is None or not _is_at_a_look(comparison):
         return "inconclusive"
     return "not_interleaved" if time["drift_pct"] is not None else decide(time)
+
+
+def _is_one_sided(comparison: Comparison, time: effects.Time) -> bool:
+    """Returns whether an arm lacks more of its started runs than the other; one more counts if two runs are left."""
+    lacking = [started - n for started, n in zip(comparison["started"], time["n"], strict=True)]
+    return max(lacking) - min(lacking) > (MAX_ONE_SIDED if min(time["n"]) > 2 else 0)
+
+
+def _exclusions_decide(comparison: Comparison, answer: str) -> bool:
+    """Returns whether a firm answer on time rests on which runs have no time or are excluded.
+
+    A run can fail, and it can stop its launcher, when it is slow.  So an answer of one-sided exclusions must hold with
+    the excluded runs as well (an intersection-union test), and of one-sided failures there is none.  Where both arms
+    were disturbed alike, it is enough that the excluded runs do not reverse the change.
+    """
+    everything = comparison["time_all"] or comparison["time"]
+    if effects.ONE_SIDED not in comparison["flags"]:
+        return answer != "equivalent" and effects.is_reversed(comparison["time"], everything["change_pct"])
+    return _is_one_sided(comparison, everything) or _time_answer(comparison, everything) != answer
 
 
 def _is_at_a_look(comparison: Comparison) -> bool:

@@ -30,7 +30,8 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "data-unknown": "the arms' scripts brought data of their own, which were not checked",
     "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
-    "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
+    "verdict-depends-on-exclusions": "with the excluded runs the times would give a different verdict",
+    effects.ONE_SIDED: "runs of one arm failed or are excluded, and not as many of the other, perhaps the bad ones",
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
@@ -352,6 +353,14 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
         return f"by the launcher's clock {outside_text(time['outside'])}: {why}"
     if len(comparison["excluded"]) == 0 and comparison.get("all_disturbed"):
         return "disturbed runs cannot tell: repeat on a quiet machine"
+    everything = comparison["time_all"] or time
+    if effects.ONE_SIDED in comparison["flags"] or effects.is_reversed(time, everything["change_pct"]):
+        lacking = (num - n for num, n in zip(comparison["started"], time["n"], strict=True))
+        runs = " and ".join(f"{num} of {name}" for num, name in zip(lacking, comparison["arms"], strict=True))
+        more = (
+            "" if everything is time else f" (it is {everything['change_pct']:+.2f} % with those that were disturbed)"
+        )
+        return f"{runs} failed or were disturbed, perhaps the bad ones{more}: race again on a quiet machine"
     if effects.rests_on_clipping(time):
         return f"it is {time['unclipped_pct']:+.2f} % once outlying runs count in full"
     floor = text_table.two_digits(time["floor_pct"])

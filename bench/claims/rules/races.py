@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.claims.claim import Claim, ClaimedRace, Judged, standard
 from bench.compare import clocks, comparison, effects, selection, target, wording
-from bench.compare.verdict import MAX_ONE_SIDED, Comparison
+from bench.compare.verdict import DEPENDS, MAX_ONE_SIDED, Comparison
 from bench.plans.race import plan
 from bench.plans.race.state import State
 from bench.record import ledger, race_folder
@@ -150,6 +150,10 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
             in_race_json = wording.standalone_verdict(reported)
             return False, f"{race.race_id}: race.json says {in_race_json}; the runs say {sentence}"
         is_better = again["verdict"] == ("better" if claim.track_rules.rules.judged == "metric" else "faster")
+        doubts = [] if claim.track_rules.rules.judged != "time" else [DEPENDS, effects.ONE_SIDED]
+        doubts = [wording.FLAGS[flag] for flag in doubts if flag in again["flags"]]
+        if is_doubted := is_better and bool(doubts):
+            is_better, sentence = False, f"{sentence}; {doubts[-1]}: race again on a quiet machine"
         if by_steps:
             theirs, ours = again["steps"]
             is_better = theirs is not None and ours is not None and ours < theirs
@@ -163,7 +167,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         if race.race_id in last and (doubt := _forgotten_races(claim, race, state, reported, last)):
             return False, f"{race.race_id}: {doubt}"
         if not is_better:
-            is_open = again["verdict"] in ("inconclusive", "not_comparable")
+            is_open = is_doubted or again["verdict"] in ("inconclusive", "not_comparable")
             if by_steps or not is_open or race.race_id in last:
                 return False, f"{race.race_id}: {sentence}"
             sentence = f"{sentence} (it lowers the alpha of later races)"
