@@ -369,6 +369,9 @@ def test_each_earlier_race_multiplies_alpha_by_its_e_value(four_races, monkeypat
     earlier = comparison.earlier_races(a, b)
     assert (earlier and earlier.weight) == (expected and pytest.approx(expected))
     assert earlier is None or sum(earlier.verdicts.values()) == len(log_es)
+    for arm in (a, b):
+        arm.plan = plan | {"on": "loss"}  # an arm that is slower for certain is not for that reason worse or better
+    assert getattr(comparison.earlier_races(a, b), "weight", 1.0) == pytest.approx(0.5 ** len(log_es))
 
 
 def comparison_arms(folder, plan):

@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_148,
     "analysis": 8_291,
     "training": 8_846,
-    "compare": 3_435,
+    "compare": 3_443,
     "launch": 7_298,
-    "report": 4_425,
+    "report": 4_429,
     "plans": 9_279,
     "claims": 3_209,
     "api": 1_348,
     "cli": 4_471,
     "models": 3_448,
-    "tests": 55_910,
+    "tests": 55_925,
 }
 SLACK = 250
 

@@ -61,17 +61,29 @@ def test_an_inconclusive_loss_says_which_change_would_have_been_seen():
     shown = raced(USUAL_S, on="loss")
     assert shown["verdict"] == "better" and "MDE" not in shown["words"]
     halved = raced(USUAL_S, b_losses=[2.985, 2.995, 2.975, 2.985], on="loss", earlier_weight=0.2)  # p = 0.041
-    why = "); p must be below 0.01 here (earlier races of these arms left 20 % of it); these runs can"
+    why = "); p is not below the alpha of 0.01 (earlier races of these arms left 20 % of it); these runs can"
     assert halved["verdict"] == "inconclusive" and why in halved["words"]
     assert halved["words"].endswith(": add runs to detect smaller ones")
+    assert ", p = 2.4e-06, below the alpha of 0.025, n = " in raced(USUAL_S, on="loss", earlier_weight=0.5)["words"]
+
+
+def test_alpha_stands_beside_the_p_of_times_where_it_is_not_the_usual_one():
+    arms = comparing.raced([10.0, 10.3, 9.8, 10.1, 9.9], [10.15, 10.3, 10.0, 10.15, 10.02])
+    words = [comparing.compare(*arms, floor_pct=0.1, earlier_weight=weight)["words"] for weight in (1.0, 0.5, 0.2)]
+    assert words[0].endswith("+0.27 to +1.42 %, p = 0.013, n = 5 and 5)")
+    assert words[1].endswith("p = 0.013, below the alpha of 0.025, n = 5 and 5)") and words[1].startswith("B is 0.84 %")
+    why = "p is not below the alpha of 0.01 (earlier races of these arms left 20 % of it); these runs can only"
+    assert f"p = 0.013, n = 5 and 5); {why}" in words[2] and words[2].startswith("B against A: +0.84 %")
 
 
 def test_an_inconclusive_race_says_how_many_runs_another_one_needs_at_the_alpha_that_is_left():
     plan = {"n": 4, "looks": [4], "alpha": 0.025, "name": "study"}
     b_losses = [2.9838, 2.9938, 2.9738, 2.9838]
     words = raced(USUAL_S, b_losses=b_losses, on="loss", plan=plan)["words"]
-    assert "p must be below 0.025 here (half of the study's, which also asks for the time to the same loss)" in words
-    left = 0.025 * math.exp(effects.log_left(raced(USUAL_S, plan=plan)["time"]))
+    why = "half of the study's, which also asks for the time to the same loss"
+    assert f"p is not below the alpha of 0.025 ({why})" in words
+    left = 0.025 * math.exp(effects.log_left(raced(USUAL_S, plan=plan)["time"], "loss"))
+    assert left == pytest.approx(0.0125)
     n = stats.needed_n(0.0162, 0.01 * math.sqrt(2 / 3), left)
     again = f"race again with n={n} to detect one of this size, at the alpha of {text_table.two_digits(left)} that"
     assert again in words and stats.needed_n(0.0162, 0.01 * math.sqrt(2 / 3)) < n < 20

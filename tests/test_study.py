@@ -125,7 +125,7 @@ def test_an_inconclusive_time_says_below_what_p_must_be():
     numbers = {"mean_s": [1.0, 0.9], "mean_steps": [9.0, 8.0], "val_loss": 3.0, "change_pct": -10.0}
     times = numbers | {"ci95_pct": [-19.0, -1.0], "p": 0.0252, "alpha": 0.025, "verdict": "inconclusive"}
     sentence = study_page._sentence("Mine", "Adamw", times, metric.VAL_LOSS)
-    assert sentence.endswith("%, p = 0.0252); p must be below 0.025 here (the loss has the other half of alpha)")
+    assert sentence.endswith("%, p = 0.0252); p is not below the alpha of 0.025 (the loss has the other half)")
 
 
 def test_a_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, monkeypatch, capsys):

@@ -154,8 +154,9 @@ def earlier_than(
     among: the ids of the races that count; None: all.
 
     Repeating a race until it is won proves nothing, so each earlier race multiplies alpha by its e-value, at most 1, or
-    by 1/2 if it has none.  The product is an e-process over all races.  A race that was abandoned before its candidate
-    ran does not count; an unfinished one does, because it may be resumed after this race.
+    by 1/2 if it has none, as for a plan that asks for the loss or for steps.  The product is an e-process over all
+    races.  A race that was abandoned before its candidate ran does not count; an unfinished one does, because it may
+    be resumed after this race.
     """
     num_by_verdict, weight = collections.Counter[str](), 1.0
     lines = list(ledger.lines_with(results, re.compile(rb'"event":"(plan|race_end)"|"race":\{')))
@@ -174,12 +175,12 @@ def earlier_than(
         if line["race_id"] in over and not ran & {(line["race_id"], name) for name in names}:
             continue
         if names and arms.get(line.get("baseline")) == wanted[0]:
-            ended, log_left = "none", effects.log_left({})  # if the race is unfinished, abandoned or deleted
+            ended, log_left = "none", effects.log_left({}, None)  # if the race is unfinished, abandoned or deleted
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 race = race_folder.read(race_folder.of(results, line["race_id"]))
                 verdict_then = race_folder.verdicts_of(race)[names[0]]
                 ended = str(verdict_then["verdict"])
-                log_left = effects.log_left(verdict_then["time"])
+                log_left = effects.log_left(verdict_then["time"], plan.get("on"))
             num_by_verdict[ended if ended in VERDICTS else "none"] += 1
             weight *= math.exp(log_left)
     counts = {name: num_by_verdict[name] for name in (*VERDICTS, "none") if num_by_verdict[name]}

@@ -229,9 +229,12 @@ def secondary(arms: Arms, alpha: float, design: Design | None = None) -> dict[st
     return changes
 
 
-def log_left(time: Mapping[str, Any]) -> float:
-    """Returns the log of the share of alpha that a race leaves to later ones of its arms, by its Time."""
-    log_e = time.get("log_e")
+def log_left(time: Mapping[str, Any], on: str | None) -> float:
+    """Returns the log of the share of alpha that a race leaves to later ones of its arms, by its Time.
+
+    on: the question of the later race.  An e-value of times is no evidence on losses or steps, which are left half.
+    """
+    log_e = None if on in ("loss", "steps_to_target") else time.get("log_e")
     return min(0.0, math.log(0.5) if log_e is None else log_e)
 
 

@@ -199,31 +199,29 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
     p = loss["p"] if loss.get("p_holm") is None else loss["p_holm"]
     more = ""
     if mde and verdict == "inconclusive" and p >= alpha:
-        more = f"; {_detects(comparison, mde, loss['change'], loss['sd'])}"
-        if p < stats.ALPHA:  # the interval excludes 0, and yet it is not enough
-            more = f"; p must be below {apart(alpha, p)} here{_why_alpha(comparison)}{more}"
+        more = f"; {_detects(comparison, p, mde, loss['change'], loss['sd'])}"
     return f"{b} against {a}: {change} ({numbers}){more}"
 
 
 def _why_alpha(comparison: Mapping[str, Any]) -> str:
-    """Returns why p must be below less than the usual 0.05, in parentheses."""
+    """Returns why alpha is less than the usual 0.05."""
     plan, weight = comparison.get("plan") or {}, comparison.get("earlier_weight", 1.0)
     whys = ["half of the study's, which also asks for the time to the same loss"] * (plan.get("name") == "study")
     whys += [f"earlier races of these arms left {100 * weight:.0f} % of it"] * (weight < 1)
     whys += ["its looks share it"] * (len(plan.get("looks") or ()) > 1 and not plan.get("sequential"))
-    return f" ({', '.join(whys or ['the alpha of its plan'])})"
+    return ", ".join(whys or ["that of its plan"])
 
 
-def _detects(comparison: Mapping[str, Any], mde: str, difference: float, sds: Sequence[float | None]) -> str:
+def _detects(comparison: Mapping[str, Any], p: float, mde: str, difference: float, sds: Sequence[float | None]) -> str:
     """Returns the smallest change that these runs can detect, and how to detect one of the size that was measured."""
-    least, plan, time = (
-        f"these runs can only detect changes above {mde} (MDE, 80 % power)",
-        comparison["plan"],
-        comparison["time"],
-    )
+    plan, time, least = comparison["plan"], comparison["time"], f"these runs can only detect changes above {mde}"
+    least, alpha = f"{least} (MDE, 80 % power)", time["alpha"]
+    if alpha <= p < stats.ALPHA:  # the interval excludes 0, and yet it is not enough
+        least = f"p is not below the alpha of {apart(alpha, p)} ({_why_alpha(comparison)}); {least}"
     if not plan:
         return f"{least}: add runs to detect smaller ones"
-    alpha, spreads = time["alpha"] * math.exp(effects.log_left(time)), [sd for sd in sds if sd is not None]
+    alpha *= math.exp(effects.log_left(time, comparison["on"]))
+    spreads = [sd for sd in sds if sd is not None]
     sd = math.sqrt(stats.mean(sd * sd for sd in spreads)) if len(spreads) == len(sds) else None
     n = None if plan.get("sequential") else stats.needed_n(difference, sd, alpha)
     again = (
@@ -287,7 +285,13 @@ def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
 def _numbers(measure: Mapping[str, Any], edges: str, alpha: float) -> str:
     p_holm = "" if measure.get("p_holm") is None else f", {apart(measure['p_holm'], alpha)} after Holm"
     n = f"n = {measure['n'][0]} and {measure['n'][1]}"
-    return f"95 % interval {edges or 'unbounded'}, p = {apart(measure['p'], alpha)}{p_holm}, {n}"
+    p = measure["p"] if measure.get("p_holm") is None else measure["p_holm"]
+    return f"95 % interval {edges or 'unbounded'}, p = {apart(measure['p'], alpha)}{p_holm}{below(p, alpha)}, {n}"
+
+
+def below(p: float, alpha: float) -> str:
+    """Returns the alpha that p is below, to follow it in a sentence, unless that is the usual 0.05."""
+    return f", below the alpha of {apart(alpha, p)}" if p < alpha < stats.ALPHA else ""
 
 
 def _time_numbers(time: Mapping[str, Any]) -> str:
@@ -367,11 +371,11 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
     if time["floor_pct"] > time["margin_pct"]:
         coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"
         return f"{coarse}: measure on a quiet machine and calibrate again"
-    if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
+    if (p := time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
         return f"the difference is not beyond the noise floor of {floor} %"
     mde = mde_text(time["mde_pct"]).removeprefix("over ")
     cvs_pct = time.get("cv_pct") or [None]
-    return _detects(comparison, mde, math.log1p(time["change_pct"] / 100), [cv and cv / 100 for cv in cvs_pct])
+    return _detects(comparison, p, mde, math.log1p(time["change_pct"] / 100), [cv and cv / 100 for cv in cvs_pct])
 
 
 def _losses_sentence(comparison: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
         Section("What the verdict on the loss rests on", rests),
         verdicts.excluded(against),
         Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, race_charts)])]),
-        Section("Method", [Lines(_method(study, race))]),
+        Section("Method", [Lines(_method(study, race, against))]),
     ]
     title = f"Study: {and_(others)} against {baseline}, {study['tune']} tuned"
     way = link(race["race_id"], quote(os.path.relpath(race_path / race_page.NAME, Path(at or folder).absolute())))
@@ -133,9 +133,10 @@ def _sentence(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
         sentence += f" and {b_s:.2f} s ({a_s:.2f} s): {times['change_pct']:+.2f} %"
     if times["ci95_pct"] and times["p"] is not None:
         (low, high), p, alpha = times["ci95_pct"], times["p"], times["alpha"]
-        sentence += f" (95 % interval {low:+.2f} to {high:+.2f} %, p = {wording.apart(p, alpha)})"
+        shown_p = f"p = {wording.apart(p, alpha)}{wording.below(p, alpha)}"
+        sentence += f" (95 % interval {low:+.2f} to {high:+.2f} %, {shown_p})"
         if times["verdict"] == "inconclusive" and alpha <= p < stats.ALPHA:
-            sentence += f"; p must be below {wording.apart(alpha, p)} here (the loss has the other half of alpha)"
+            sentence += f"; p is not below the alpha of {wording.apart(alpha, p)} (the loss has the other half)"
     return sentence
 
 
@@ -171,8 +172,10 @@ def _rows(
     return rows
 
 
-def _method(study: sweep.Study, race: Any) -> list[str]:
+def _method(study: sweep.Study, race: Any, against: Mapping[str, Any]) -> list[str]:
     metric = sweep.metric_of(study)
+    weights = {name: facts.get("earlier_weight", 1.0) for name, facts in against.items()}
+    left = [f"earlier races of {name} left {100 * weight:.0f} %" for name, weight in weights.items() if weight < 1]
     seeds = sorted({entry["seed"] for entry in race["plan"]["order"]})
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     return [
@@ -180,7 +183,8 @@ def _method(study: sweep.Study, race: Any) -> list[str]:
         f"{study['seed']}, {study['tune']} from {starts}; a run that diverges counts as the worst.",
         f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, which no run of these "
         "configs had before.",
-        f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same {metric.name}, the "
+        f"Alpha {study['alpha']:g}, half of it for each question{f' ({and_(left)})' * bool(left)}.  "
+        f"Steps and time are to the same {metric.name}, the "
         "worst final one of the race's runs, interpolated between validations (goal.val_every_steps).",
         f"Change, interval and p are of {metric.label} (Welch's t).",
     ]
