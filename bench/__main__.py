@@ -12,7 +12,7 @@ def end_early(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    for ending in (signal.SIGINT, signal.SIGTERM):
+    for ending in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(ending) != signal.SIG_IGN:
             signal.signal(ending, end_early)
     from bench.cli.main import run

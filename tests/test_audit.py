@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import signal
 import zlib
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
 from bench.plans.audit import auditing, counterfactual
 from bench.plans.audit.counterfactual import NotPossible
-from bench.record import certificates, ledger, run_folder, validity, verification
+from bench.record import certificates, failures, ledger, run_folder, validity, verification
 from bench.record.certificates import DOUBTED, FAILED, PASSED
 
 BIGRAM = scripted.SCRIPTS.parent / "contestants" / "bigram.py"
@@ -230,6 +231,20 @@ def made(kind, dataset, tmp_path, val_tokens=4096, eos_token=7):
 
 def tokens_of(files):
     return [np.asarray(shards.check(file.path).tokens()) for file in files]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_audit_that_a_signal_ends_passes_its_number_on(dataset, tmp_path, monkeypatch, number):
+    failure = failures.failure("interrupted", f"the launcher got {number.name}", None, 6, number.name)
+    goal, data = SimpleNamespace(val_tokens=4096), SimpleNamespace()
+    job = SimpleNamespace(config=SimpleNamespace(goal=goal, data=data), dataset=dataset)
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
+    monkeypatch.setattr(auditing.datasets, "chosen", lambda data: SimpleNamespace(eos_token=7))
+    monkeypatch.setattr(auditing.dataclasses, "replace", lambda job, **changes: job)
+    monkeypatch.setattr(auditing, "_launched", lambda *_: {"failure": failure})
+    with pytest.raises(KeyboardInterrupt) as raised:
+        auditing.run_on_other_data("few_tokens", job, "a run", tmp_path)
+    assert raised.value.args == (number,)
 
 
 def test_what_a_killed_audit_left_goes_and_what_one_that_runs_has_stays(tmp_path, monkeypatch):

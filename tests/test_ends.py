@@ -151,7 +151,7 @@ def _block_all():
 
 @pytest.mark.parametrize(
     ("number", "start"),
-    [pytest.param(signal.SIGINT, None, marks=slow), (signal.SIGTERM, None), (signal.SIGTERM, _block_all)],
+    [pytest.param(signal.SIGINT, None, marks=slow), (signal.SIGHUP, None), (signal.SIGTERM, _block_all)],
 )
 def test_a_signal_before_a_run_begins_is_a_line_and_its_exit_code(tmp_path, number, start):
     """Also where a starter has blocked all signals."""
@@ -174,20 +174,46 @@ def test_a_python_that_prints_as_it_starts_disturbs_no_run(tmp_path):
 
 AS_IT_LOADS = """
 import os, runpy, sys
+number = int(sys.argv.pop(1))
 class Signalled:
     def find_spec(self, name, path, target=None):
         if name == "bench.cli.main":
-            os.kill(os.getpid(), int(sys.argv[1]))
+            os.kill(os.getpid(), number)
 sys.meta_path.insert(0, Signalled())
 runpy.run_module("bench", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_the_program_loads_is_a_line_and_its_exit_code(number):
     command = [sys.executable, "-c", AS_IT_LOADS, str(int(number))]
     done = subprocess.run(command, cwd=real_runs.REPO, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (128 + number, f"interrupted by {number.name}\n")
+
+
+@pytest.mark.parametrize("wrapped", ["KeyboardInterrupt", "RuntimeError", "ValueError"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupt_that_a_library_raises_as_another_error_is_one_all_the_same(number, wrapped):
+    program = f"""
+import os, sys
+from bench.cli import main
+def verb(argv):
+    try:
+        os.kill(os.getpid(), {int(number)})
+    except KeyboardInterrupt:
+        raise {wrapped}("Error calling __set_name__")
+main.module_of = lambda verb_name: type("Verb", (), {{"main": verb}})
+sys.argv[1:] = ["table"]
+main.run()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=real_runs.REPO, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + number, f"interrupted by {number.name}\n")
+
+
+def test_a_program_that_was_started_to_ignore_hangups_ignores_them():
+    command = ["nohup", sys.executable, "-c", AS_IT_LOADS, str(int(signal.SIGHUP)), "--version"]
+    done = subprocess.run(command, cwd=real_runs.REPO, capture_output=True, text=True)
+    assert done.returncode == 0 and "interrupted" not in done.stderr, done.stderr
 
 
 DAEMONS = """
@@ -251,3 +277,32 @@ def test_a_process_that_is_asked_for_the_facts_of_an_arm_ends_with_its_race(tmp_
     assert real_runs.wait_for(lambda: pid.exists() and pid.read_text(), 60)
     race.kill()
     assert race.wait() and real_runs.wait_for(lambda: not Path(f"/proc/{pid.read_text()}").exists(), 10)
+
+
+GIT_THAT_WAITS = """#!/bin/sh
+case "$*" in *read-tree*) : > "$0.waits"; exec sleep 60;; esac
+PATH="${PATH#*:}" exec git "$@"
+"""
+
+
+ASKS = """
+import os, signal
+from bench.cli import main
+from bench.plans.race import arm_process
+signal.signal(signal.SIGTERM, main._end)
+arm_process.ask(".", ["track=free", "experiment=smoke"], os.environ)
+"""
+
+
+def test_a_process_that_is_asked_for_facts_leaves_nothing_if_its_race_is_ended(tmp_path):
+    program = tmp_path / "bin/git"
+    program.parent.mkdir()
+    program.write_text(GIT_THAT_WAITS)
+    program.chmod(0o755)
+    temp, path = real_runs.temp_in(tmp_path), f"{program.parent}:{os.environ['PATH']}"
+    env = real_runs.environment(tmp_path, PATH=path, TMPDIR=str(temp))
+    with subprocess.Popen([sys.executable, "-c", ASKS], cwd=real_runs.REPO, env=env, stderr=subprocess.DEVNULL) as race:
+        assert real_runs.wait_for(lambda: (program.parent / "git.waits").exists(), 60)
+        assert [name for name in real_runs.left_in_temp(tmp_path) if name.startswith("speedrun-git-")]
+        race.terminate()
+    assert real_runs.left_in_temp(tmp_path) == []

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import types
 import typing
@@ -573,6 +574,13 @@ def test_an_interrupted_replay_in_a_sandbox_leaves_its_record(tmp_path, monkeypa
     (name,) = ledger.read(tmp_path / "results/replays").runs
     run = run_folder.read(tmp_path / "results/replays" / name)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_replay_that_a_signal_ends_is_not_one_that_was_not_reproduced(monkeypatch, capsys, number):
+    monkeypatch.setattr(replay, "_of", mock.Mock(side_effect=Interrupted(number.name)))
+    assert program.main(["replay", str(kept_records.COMPLETE)]) == 128 + number
+    assert f"interrupted ({number.name}): no certificate of" in capsys.readouterr().out
 
 
 def test_a_fetched_commit_and_settings_that_name_code_are_a_strangers_code_too(tmp_path, monkeypatch):

@@ -159,6 +159,8 @@ def _go(argv: list[str]) -> int:
         with plain_file.unchanging() if verb in JUDGING else contextlib.nullcontext():
             return cast(int, module.main(rest))
     except ValueError as error:
+        if _received:
+            raise
         from bench.base import credentials  # the message shows what was typed, and may end up in a log
 
         print(f"{verb}: {credentials.redacted(str(error))}", file=sys.stderr)
@@ -196,7 +198,11 @@ class _Ended(KeyboardInterrupt):
     """Raised by a signal, whose number is its argument.  After a plain KeyboardInterrupt Python ends as by SIGINT."""
 
 
+_received: list[int] = []  # the signals so far: libraries turn what a handler raises into errors of their own
+
+
 def _end(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
     raise _Ended(number)
 
 
@@ -246,12 +252,15 @@ def run() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a starter that blocked all would leave SIGKILL alone
     sys.excepthook = lambda *error: escape.Door(sys.stderr).writelines(traceback.format_exception(*error))
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" set it
                 signal.signal(number, _end)  # within the try, as it may raise at once
         code = main(sys.argv[1:])
-    except KeyboardInterrupt as error:
-        ended_by = signal.Signals(error.args[0] if error.args else signal.SIGINT)  # no argument if an audit raised it
-        print(f"interrupted by {ended_by.name}", file=sys.stderr)
+    except BaseException as error:
+        if not _received and not isinstance(error, KeyboardInterrupt):
+            raise
+        ended_by = signal.Signals([*_received, *error.args, signal.SIGINT][0])
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(f"interrupted by {ended_by.name}", file=sys.stderr)
         code = 128 + ended_by
     sys.exit(code)

@@ -19,6 +19,7 @@ replay in results/replays/.  A record that ./run.sh verify refuses gets no certi
 import argparse
 import contextlib
 import json
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -41,7 +42,7 @@ SHOWN_FIELDS = 8
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 reproduced, 1 not reproduced, 2 usage error, undecided, or nothing could be run again, 75 the
-    machine was busy."""
+    machine was busy, 128 + N interrupted by signal N."""
     args = _parser().parse_args(argv)
     certified = []
     with console.output(as_json=args.json):
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
                 certified.append(_of(folder, args))
         except Interrupted as error:
             say("replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
-            return 1
+            return 128 + signal.Signals[str(error)]
         except (OSError, ValueError) as error:
             if not replaying.is_of_machine(error):
                 raise

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import random
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -181,7 +182,7 @@ def _audit_of(kind: str, folder: Path, job: Job, run: Run, say: Say) -> dict[str
 def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[dict[str, Any], Run]:
     """Runs the job once on data of this kind. Returns (facts of the data, the record in results, an audit of name).
 
-    Raises NotPossible, and KeyboardInterrupt after an interrupt.
+    Raises NotPossible, and KeyboardInterrupt with the number of the signal after an interrupt.
     """
     seed = random.SystemRandom().getrandbits(63)
     eos_token, root = datasets.chosen(job.config.data).eos_token, data_root()
@@ -193,7 +194,7 @@ def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[di
         folders = {"SPEEDRUN_RESULTS": results, "SPEEDRUN_DATA": scratch}
         run = _launched(dataclasses.replace(job, dataset=dataset), about, folders)
     if failures.is_interrupt(run["failure"]):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signal.Signals[failures.interrupted_by(run) or "SIGINT"])
     return facts, run
 
 

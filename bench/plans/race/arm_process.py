@@ -4,6 +4,7 @@ An arm is overrides and, if it names a revision, all code of that revision in a 
 arms are started alike, with this Python, data folder and results folder.
 """
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -29,6 +30,7 @@ from bench.record.rows import row_of
 if TYPE_CHECKING:
     from bench.launch.prepare import Job
 
+ANSWER_END_S = 5.0  # for a process that is asked for facts, from SIGTERM to SIGKILL
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
 TICK_S = 0.5
@@ -104,12 +106,22 @@ def ask(
         return None
     command = [sys.executable, "-m", module, *arguments]
     command, env = confined(command, env) if confined else (command, env)
-    done = subprocess.run(
-        command, cwd=folder, env=env, input=stdin, capture_output=True, text=True, preexec_fn=die_with_parent
-    )
-    if done.returncode:
-        raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=die_with_parent
+    ) as process:
+        try:
+            out, errors = process.communicate(stdin)
+        except BaseException:
+            if not confined:
+                process.terminate()  # so that it removes its temporary files
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(ANSWER_END_S)
+            process.kill()
+            raise
+    if process.returncode:
+        raise ValueError(errors.strip().removeprefix("race: ") or f"exit code {process.returncode}")
+    return json.loads(out.splitlines()[-1])
 
 
 def print_facts(overrides: Sequence[str]) -> int:
@@ -266,4 +278,5 @@ def record_of(results: Path | str, run: str) -> Any:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(print_facts(sys.argv[1:]))
