@@ -40,13 +40,23 @@ def test_a_pipe_that_is_named_is_written_to_and_not_replaced():
 def test_a_file_of_a_record_is_not_replaced(tmp_path, form):
     (tmp_path / "ledger.jsonl").write_text("{}\n")
     shutil.copytree(COMPLETE, tmp_path / "run")
-    for name in ("ledger.jsonl", "run/run.json", "run/steps.csv", "run/events.jsonl", "run/environment.json"):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    (tmp_path / "link").symlink_to("run/code")
+    names = ("ledger.jsonl", "run/run.json", "run/steps.csv", "run/events.jsonl", "run/environment.json")
+    names += (".ledger.count", "claim.yaml", "run/summary.md", "run/telemetry.node1.csv", "sweep/points.12.jsonl")
+    names += ("run/code/commit.json", "run/code/own/net/net.py", "link/diff.patch", "run/logs/rank0.log")
+    names += ("run/traces/a", "sweep/sweep.json", "sweep/study.json")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).open("a").close()
         before = (tmp_path / name).read_bytes()
         with pytest.raises(ValueError, match="is a file of a record, which is not replaced"):
             export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / name)])
         assert (tmp_path / name).read_bytes() == before
-    (tmp_path / "mine").mkdir()
-    assert export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / "mine" / "steps.csv")]) == 0
+    (tmp_path / "mine" / "code").mkdir(parents=True)
+    for name in ("mine/steps.csv", "mine/code/steps.csv", "run/steps.mine.csv", "run/memory/page.html"):
+        assert export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / name)]) == 0
 
 
 def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):

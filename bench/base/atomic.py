@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -21,11 +22,14 @@ RESERVE_BYTES = 64 * KIB  # several times a run.json
 LOOK_EVERY_S = 0.02  # how often a process that waits for a lock tries to take it
 STALE_S = 15.0  # a lock older than this is removed: it is normally held for milliseconds
 LEFT_S = 3600.0  # a temporary file that was not written to for so long was left by a process that was killed
-OF_RECORDS = ("run.json", "plan.json", "ledger.jsonl")  # these mark the folder of a run, a race or results
+OF_RECORDS = ("run.json", "plan.json", "ledger.jsonl", "sweep.json")  # each marks the folder of a run, race, ...
 RECORDS = (
     *(*OF_RECORDS, "race.json", "race.md", "config.yaml", "overrides.yaml", "environment.json", "events.jsonl"),
     *("steps.csv", "steps_by_rank.csv", "telemetry.csv", "analysis.json", "audit.json", "certificate.json"),
+    *("summary.md", "study.json", "points.jsonl", "claim.yaml", ".ledger.count"),
 )
+OF_PROCESS = re.compile(r"\.node\d+(?=\.)|(?<=^points)\.[\w.]*(?=\.jsonl$)")  # in a file of one node or process
+FOLDERS = ("code", "logs", "traces", "memory", "checkpoint", "work", "ledgers")  # in a record; pages are made again
 
 
 def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
@@ -47,8 +51,11 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
 
 
 def refuse_record(path: Path, option: str = "--out") -> None:
-    """Raises ValueError if the path is a file of a run, a race or a results folder, which must not be replaced."""
-    if path.name in RECORDS and any((path.parent / name).exists() for name in OF_RECORDS):
+    """Raises ValueError if the path is a file of a run, race, sweep or results folder, which must not be replaced."""
+    folder, is_page = Path(os.path.realpath(path.parent)), path.suffix == ".html"
+    names = {path.name, OF_PROCESS.sub("", path.name)}.intersection(RECORDS)
+    inner = [part.parent for part in (folder, *folder.parents) if part.name in FOLDERS and not is_page]
+    if any((place / name).exists() for place in [folder] * bool(names) + inner for name in OF_RECORDS):
         raise ValueError(f"{option} {path}: is a file of a record, which is not replaced; name another path")
 
 
