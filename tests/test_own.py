@@ -92,6 +92,14 @@ def test_init_leaves_no_half_of_a_file_and_writes_through_no_link(project, print
     file.unlink()
     file.symlink_to(project / "elsewhere")
     assert "kept  conf/track/mine.yaml" in printed(init) and not (project / "elsewhere").exists()
+    for linked in ("conf/optim", "conf"):  # one that came with a folder of somebody else's
+        shutil.rmtree(project / linked)
+        (project / linked).symlink_to("elsewhere")
+        (project / "elsewhere").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=f"yaml: cannot be written: .*{linked}: it is a link, through"):
+            init.main([])
+        assert not list((project / "elsewhere").iterdir())
+        (project / linked).unlink()
 
 
 def test_init_refuses_the_harnesss_own_folder(monkeypatch):

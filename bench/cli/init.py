@@ -33,6 +33,10 @@ def main(argv: list[str]) -> int:
             print(f"    kept  {name}, which was there")
             continue
         text = source.read_text()
+        try:
+            atomic.inner_folder(folder, *name.parts[:-1])
+        except OSError as error:  # a link that came with the folder
+            raise ValueError(f"{name}: cannot be written: {error.filename}: {error.strerror}") from None
         atomic.write_out(folder / name, escape.installed(text) if INSTALLED else text, "the file")
         print(f"   wrote  {name}")
     following = NEXT.format(guide=REPO / "docs" / "own.md")
