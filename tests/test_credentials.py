@@ -33,6 +33,7 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         ('["--api-key", "abcd"] --token=abc', '["--api-key", "SECRET"] --token=SECRET'),
         ("PGPASSWORD=ab(c;ls", "PGPASSWORD=SECRET;ls"),
         ("password: hunter2abc", "password: SECRET"),
+        (f"wandb_key={HEX} openai_key='{HEX}' hf_key: {HEX}", "wandb_key=SECRET openai_key='SECRET' hf_key: SECRET"),
         (f"machine wandb.ai\n  login user\n  password {HEX}", "machine wandb.ai\n  login user\n  password SECRET"),
         ("Authorization: Bearer abc.def", "Authorization: Bearer SECRET"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NSJ9.abc-_d", "SECRET"),
@@ -51,6 +52,7 @@ def test_a_credential_is_taken_out_and_nothing_beside_it(text, clean):
         "PWD=/home/ada OLDPWD=/tmp HF_TOKEN=$HF_TOKEN WANDB_API_KEY=${KEY} TOKENIZERS_PARALLELISM=false",
         '["file://a","b:c@d"] https://medium.com/@me https://host:8080/a@b ssh://git@host:22/x',
         '{"a":"http://h:1/x","b":"c@d"} task-sk-12 hf_hub_download monkey=12345678a model.key_dim=64',
+        "key=step_12345678 sort_key: 0f0f0f0f0f --key lr1e4x10 wandb_key=args.wandb_key half_key=12345678a",
         "source_sha256 " + "0f" * 32 + " uuid 123e4567-e89b-12d3-a456-426614174000",
     ],
 )

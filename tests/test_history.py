@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -232,6 +233,9 @@ def test_a_subject_of_several_lines_and_damaged_runs_cost_only_themselves(plante
     repo, commits, results = planted
     git(repo, "commit", "-q", "--allow-empty", "-m", "a\fpage\u2028and a line")
     assert history.commits_of(repo, "HEAD")[-1].subject == "a\fpage\u2028and a line"
+    token = "_".join(("hf", "aB3d" * 8))  # in parts: this file may be in a diff
+    git(repo, "commit", "-q", "--allow-empty", "-m", f"{token} of {Path.home()}/data")
+    assert history.commits_of(repo, "HEAD")[-1].subject == "SECRET of ~/data"
     git(repo, "reset", "-q", "--hard", commits[-1])
     rows = [dict(row) for row in named.rows_of_names([str(results)])]
     rows[0]["step_avg_ms"], rows[1]["step_avg_ms"] = 0.0, -1.0

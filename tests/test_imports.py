@@ -61,7 +61,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_386,
+    "base": 2_396,
     "config": 3_210,
     "machine": 4_487,
     "data": 1_680,
@@ -71,13 +71,13 @@ BUDGET = {
     "training": 8_846,
     "compare": 3_443,
     "launch": 7_298,
-    "report": 4_429,
+    "report": 4_430,
     "plans": 9_293,
     "claims": 3_209,
     "api": 1_348,
-    "cli": 4_481,
+    "cli": 4_485,
     "models": 3_448,
-    "tests": 56_003,
+    "tests": 56_027,
 }
 SLACK = 250
 

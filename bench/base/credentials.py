@@ -50,7 +50,10 @@ IN_QUERY = re.compile(
     re.I,
 )
 WORD = r"pass(?:word|wd|phrase)|pwd|secret|credentials?"
-KEY = r"(?:api|access|secret|private|auth|account|encryption|signing|client|ssh)[_-]?key|apikey"
+KEY = (
+    r"(?:api|access|secret|private|auth|account|encryption|signing|client|ssh|hf|huggingface|wandb|openai|anthropic|github"
+    r"|gitlab)[_-]?key|apikey"
+)
 TOKEN = r"(?:access|auth|api|refresh|bearer|session|hf|hub|huggingface|wandb|gh|github|gitlab|bot|private)[_-]?token"
 NAMED = re.compile(rf".*pass(?:word|wd|phrase)|(?:.*[_.-])?(?:{WORD}|{KEY}|{TOKEN})", re.I)
 # "token" is also a term of language models: its value is a credential only if it follows an option or looks random.

@@ -14,9 +14,9 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from bench.base import change_points, stats
+from bench.base import change_points, private, stats
 from bench.base.change_points import Change
-from bench.base.paths import results_root, shown, user_path, working_folder
+from bench.base.paths import REPO, results_root, shown, user_path, working_folder
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import two_digits
 from bench.machine import git
@@ -119,7 +119,8 @@ def commits_of(repo: Path, rev: str) -> list[Commit]:
     except git.Failed as error:
         why = f"{repo} is in no repository with this revision ({error})"
         raise ValueError(f"{rev}: {why}: change the folder, or use --rev") from None
-    return [Commit(*line.split("\t", 2)) for line in lines.split("\n")[:-1]]
+    parts = (line.split("\t", 2) for line in lines.split("\n")[:-1])
+    return [Commit(sha, date, private.redact(subject, REPO)) for sha, date, subject in parts]
 
 
 def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: str) -> list[Series]:
