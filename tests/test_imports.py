@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_148,
     "analysis": 8_291,
     "training": 8_846,
-    "compare": 3_443,
+    "compare": 3_447,
     "launch": 7_298,
-    "report": 4_430,
+    "report": 4_431,
     "plans": 9_293,
     "claims": 3_209,
     "api": 1_348,
     "cli": 4_485,
     "models": 3_448,
-    "tests": 56_027,
+    "tests": 56_030,
 }
 SLACK = 250
 

@@ -92,11 +92,14 @@ def test_an_inconclusive_race_says_how_many_runs_another_one_needs_at_the_alpha_
     assert (wording.apart(0.02504, 0.025), wording.apart(0.025, 0.02504)) == ("0.02504", "0.025")
 
 
-def test_what_the_times_compare_is_not_said_where_the_loss_is_the_question():
+def test_what_the_verdict_on_the_loss_rests_on_is_its_own_test_and_not_that_of_times():
     shown = [
         verdicts.document_of((), [raced(USUAL_S, on=on) | {"about": ["a", "b"]}]).terminal() for on in ("time", "loss")
     ]
-    assert "compared: time to the target" in shown[0] and "question: loss" in shown[1] and "compared: " not in shown[1]
+    lines = ("compared: time to the target", "noise floor: ", "design: 4 rounds, compared within blocks of two")
+    assert all(line in shown[0] and line not in shown[1] for line in lines) and "question: loss" in shown[1]
+    test = "\ntest: Welch's t on the final val_loss, 4 and 4 runs\n"
+    assert test in shown[1] and test not in shown[0]
 
 
 def test_it_is_neither_better_nor_are_its_steps_fewer():

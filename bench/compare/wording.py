@@ -314,12 +314,16 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
 
 
 def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
-    """Returns sentences on margin, design and what lowered alpha.  comparison: a Comparison of any version."""
+    """Returns sentences on margin, test and what lowered alpha.  comparison: a Comparison of any version."""
     time, loss = comparison.get("time") or {}, comparison.get("val_loss") or {}
-    sentences = []
+    sentences, metric = [], metric_of(loss)
     if source := loss.get("margin_source"):
-        metric = metric_of(loss)
         sentences.append(f"margin for {metric.name}: {loss['margin']:g} {metric.unit}".rstrip() + f" ({source})")
+    if comparison.get("on") == "loss":
+        if loss.get("p") is not None:
+            test = "an e-process" if (comparison.get("plan") or {}).get("sequential") else "Welch's t"
+            sentences.append(f"test: {test} on the final {metric.name}, {loss['n'][0]} and {loss['n'][1]} runs")
+        time = {"alpha": time.get("alpha")}  # how times are compared is not the question
     if num_rounds := time.get("rounds"):
         clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
         sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")

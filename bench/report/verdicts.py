@@ -192,9 +192,10 @@ def basis(comparison: Mapping[str, Any]) -> list[Block]:
     lines = [f"comparable: {'yes' if comparison['comparable'] else 'NO'}"] if "comparable" in comparison else []
     if comparison.get("on"):  # missing from an older race.json, as is kind_words
         lines.append(f"question: {questions.QUESTIONS[comparison['on']]}")
-    if comparison.get("kind_words") and comparison.get("on") != "loss":
+    is_about_times = comparison.get("on") != "loss"
+    if comparison.get("kind_words") and is_about_times:
         lines.append(f"compared: {comparison['kind_words']}")
-    if (floor_pct := (comparison.get("time") or {}).get("floor_pct")) is not None:
+    if is_about_times and (floor_pct := (comparison.get("time") or {}).get("floor_pct")) is not None:
         kept = comparison.get("calibration")
         source = f"calibrated, {kept['file']}" if kept else "not calibrated"
         lines.append(f"noise floor: {text_table.two_digits(floor_pct)} % ({source})")
