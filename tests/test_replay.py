@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import types
 import typing
 from pathlib import Path
@@ -29,8 +30,9 @@ from bench.claims.rules import rulebook
 from bench.cli import main as program
 from bench.cli import replay
 from bench.compare import comparison, selection
-from bench.machine import code_state, environment, git, sandbox
+from bench.machine import code_state, environment, git, processes, sandbox
 from bench.machine.signals import Interrupted
+from bench.plans.race import worktrees
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats, replaying
 from bench.record import certificates, failures, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
@@ -538,6 +540,30 @@ def test_a_record_writes_through_no_link_of_its_commit(tmp_path, monkeypatch, ke
     with pytest.raises(ValueError, match=why), rebuilding.checkout(theirs):
         pass
     assert (elsewhere / "shell.rc").read_text() == "mine" and len(list(elsewhere.iterdir())) == 1
+
+
+def test_the_folders_of_a_killed_replay_are_removed_by_the_next_and_those_of_a_running_one_are_not(
+    tmp_path, monkeypatch
+):
+    repo, temp, boot = tmp_path / "repo", tmp_path / "temp", processes.boot_id_hash()[:8]
+    for folder in (repo, temp, tmp_path / "run/code"):
+        folder.mkdir(parents=True)
+    for command in ("init -q", "commit -q --allow-empty -m one"):
+        real_runs.git(repo, *command.split())
+    monkeypatch.setattr(rebuilding, "REPO", repo)
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    code = {"commit": git.run(repo, "rev-parse", "HEAD").strip(), "diff_sha256": None}
+    record = recorded.Recorded(tmp_path / "run", {"run_id": "a-s0", "track": "free", "code": code}, {}, [])
+    for pid in (killed.pid, os.getppid()):
+        (temp / f"speedrun-replay-{boot}-{pid}-a_b1/results").mkdir(parents=True)
+        worktrees.add(repo, f"replay-b-s1-{boot}-{pid}", code["commit"])
+    (temp / "tmp1234").mkdir()
+    with rebuilding.checkout(record) as tree:
+        assert tree.own.parent == temp and tree.own.name.startswith(f"speedrun-replay-{boot}-{os.getpid()}-")
+    assert sorted(path.name for path in temp.iterdir()) == [f"speedrun-replay-{boot}-{os.getppid()}-a_b1", "tmp1234"]
+    assert [path.name for path in worktrees.path_of(repo, "").iterdir()] == [f"replay-b-s1-{boot}-{os.getppid()}"]
 
 
 @pytest.mark.parametrize("linked", ["code", "code/own", "code/untracked/models", "logs", "traces"])

@@ -6,6 +6,7 @@ training script come from the record's code/. Nothing is taken from the working 
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import shutil
@@ -53,8 +54,9 @@ class Checkout:
 @contextlib.contextmanager
 def checkout(recorded: Recorded) -> Iterator[Checkout]:
     """Yields the record's code within the block. Raises ValueError for a link there or a patch that does not fit."""
-    code, name = recorded.run["code"], _worktree_name(recorded.run["run_id"])
-    kept, temporary = code_state.kept(recorded.folder), tempfile.TemporaryDirectory
+    code, kept, mark = recorded.run["code"], code_state.kept(recorded.folder), _mark_of_process()
+    name = f"replay-{recorded.run['run_id']}-{mark}"
+    temporary = functools.partial(tempfile.TemporaryDirectory, prefix=f"speedrun-replay-{mark}-")
     with worktrees.checked_out(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
         for source, target in ((kept / "untracked", paths[name]), (kept / "own", own), (kept / "script", own)):
             _copy(source, Path(os.path.realpath(target)), recorded.name)
@@ -82,14 +84,16 @@ def _copy(source: Path, target: Path, name: str) -> None:
             raise ValueError(f"{name}: {shown} could not be put into its commit: {why}") from None
 
 
-def _worktree_name(run_id: str) -> str:
-    """Returns a name for this process alone: two replays may run at once. Removes worktrees of killed replays."""
+def _mark_of_process() -> str:
+    """Returns a part of the names of this replay's folders: two may run at once. Removes the folders of killed ones."""
     boot = (processes.boot_id_hash() or "unknown")[:8]
-    for path in worktrees.path_of(REPO, "").glob(f"replay-*-{boot}-*") if boot != "unknown" else ():
-        pid = path.name.rpartition("-")[2]
-        if pid.isdecimal() and processes.start_ticks(int(pid)) is None:
-            worktrees.remove(REPO, path.name)
-    return f"replay-{run_id}-{boot}-{os.getpid()}"
+    for folder, pattern in ((worktrees.path_of(REPO, ""), "replay-*"), (tempfile.gettempdir(), "speedrun-replay-*")):
+        for path in Path(folder).glob(pattern) if boot != "unknown" else ():
+            mark = re.search(rf"-{boot}-(\d+)(?:-\w+)?$", path.name)
+            if mark and processes.start_ticks(int(mark[1])) is None:
+                worktrees.remove(REPO, path.name)
+                shutil.rmtree(path, ignore_errors=True)  # a temporary folder, which is no worktree
+    return f"{boot}-{os.getpid()}"
 
 
 def refuse_other_code(recorded: Recorded, tree: Checkout) -> None:
