@@ -67,7 +67,7 @@ BUDGET = {
     "data": 1_680,
     "record": 7_401,
     "web": 1_148,
-    "analysis": 8_291,
+    "analysis": 8_297,
     "training": 8_846,
     "compare": 3_447,
     "launch": 7_298,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_348,
     "cli": 4_485,
     "models": 3_448,
-    "tests": 56_056,
+    "tests": 56_066,
 }
 SLACK = 250
 

@@ -48,6 +48,15 @@ def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
 # ---- by hand
 
 
+@pytest.mark.parametrize("shift_us", [-1_000_000, -1_000, 0, 1_000_000])
+def test_the_spans_of_steps_do_not_depend_on_where_the_clock_starts(tmp_path, shift_us):
+    """Nothing ran before the first step, which begins on the host 50 us before its kernel."""
+    shifted = [row | {"ts": row["ts"] + shift_us} for row in traces.steps_of_a_kernel(800, 1000)]
+    (rank,) = traces.load_all([write(tmp_path / "a.json", shifted)])
+    spans = [(number, (end_ns - begin_ns) / 1e3) for number, begin_ns, end_ns in window.device_spans(rank)]
+    assert spans == [(1, 1000.0), (2, 1000.0)]
+
+
 def two_streams():
     """Compute 100 to 110 and 130 to 150, communication 105 to 140 on another stream, a copy 160 to 165."""
     return [

@@ -175,6 +175,7 @@ DAMAGES = {
     "2 could not be": launched("gemm", 1e14, 5, 91, 8)[1:] + launched("gemm", 105, 1e14, 91, 8)[1:],
     "not read: 1 event (mtia_insight)": [event("mtia_insight", "x", 105, 1), event("overhead", "x", 105, 1)],
     "1 of 5 device rows are there twice": rows()[3:4],
+    "1 pair of ProfilerSteps overlap, first #1 and #2": [step(2, 160, 90)],
     "5 launches have no kernel in the trace": [event("cuda_runtime", "cudaLaunchKernel", 91, 2, correlation=8)],
 }
 

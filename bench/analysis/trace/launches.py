@@ -4,6 +4,7 @@ A row joins its stream's queue when its launching call begins and leaves when it
 call launched on a stream, count as one in its queue until the first of them starts.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ SLOW_CALL_NS = 50_000  # this and the next are HolisticTraceAnalysis' limits
 LONG_DELAY_NS = 100_000
 MAX_NAME_CHARS = 60
 EARLY_NS = 10_000  # a kernel that begins by more before its launch; no public trace among 25 has one at all
+ROUNDING_NS = 1_000  # by which rounded stamps of two consecutive ranges may overlap
 HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
 LAUNCH = re.compile(r"Launch(?:Cooperative)?Kernel")  # calls of the runtimes and drivers of CUDA and HIP
 CAPTURE = re.compile("BeginCapture"), re.compile("EndCapture")
@@ -100,6 +102,10 @@ def doubts(rank: Rank, until_ns: int | None = None) -> Iterator[str]:
     is_same = [np.diff(column[order]) == 0 for column in (rank.ts, rank.dur, rank.track, rank.name, rank.correlation)]
     if num_twice := int(np.all(is_same, axis=0).sum()):
         yield f"{num_twice} of {len(rows)} device rows are there twice: counts and sums hold them twice"
+    steps = itertools.pairwise(rank.steps())
+    if overlapping := [(first[0], second[0]) for first, second in steps if second[1] < first[2] - ROUNDING_NS]:
+        marks = f"{text_table.counted(len(overlapping), 'pair')} of ProfilerSteps overlap, first #{{}} and #{{}}"
+        yield f"{marks.format(*overlapping[0])}: their times, and so the mean, are not those of single steps"
     if len(rows) and len(rank.ts) > 1:
         longest = rows[rank.dur[rows].argmax()]
         others = np.arange(len(rank.ts)) != longest

@@ -80,7 +80,7 @@ def device_spans(rank: Rank, include_last_step: bool = False) -> list[tuple[int 
         return [(None, int(rank.ts[rows].min()), int(rank.end[rows].max()))]
     on_host = bool(rank.steps())
     first = int(rank.ts[launching[0][1]].min())
-    before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
+    before = rank.end[rows[rank.ts[rows] < first]].max(initial=-NOT_LAUNCHED)
     begin = max(min(int(before), first), launching[0][0][1] if on_host else first)
     spans: list[tuple[int | None, int, int]] = []
     for (number, _, host_end), mine in launching:
