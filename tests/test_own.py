@@ -222,6 +222,16 @@ def test_what_a_record_chose_of_own_yamls_is_composed_from_its_config(project, t
     assert identity.config_id(compose.compose(rebuilt)) == identity.config_id(config)
 
 
+@pytest.mark.parametrize("part", ["instruments", "track"])
+def test_a_yaml_that_stands_for_a_records_own_is_written_below_conf_alone(project, tmp_path, part):
+    config = schema.to_dict(compose.compose(["model=mine", "track=mine"]))
+    config[part] |= {"../../mine": {"every": 1}} if part == "instruments" else {"name": "../../mine"}
+    record = recorded.Recorded(tmp_path, {"command": ["run"], "track": "mine", "run_id": "a"}, config, [])
+    with pytest.raises(ValueError, match=f"mine/a: its config.yaml names a file outside of conf/: {part}/../../mine"):
+        rebuilding.without_choices(record, [], REPO, tmp_path / "code" / "conf")
+    assert not (tmp_path / "code" / "mine.yaml").exists()
+
+
 def test_a_record_is_read_and_hashed_without_the_optimizer_of_ones_own(project, tmp_path, monkeypatch):
     config = compose.compose(["optim=mine", "track=cpu_nano"])
     write(tmp_path / "run" / "config.yaml", yaml.safe_dump(schema.to_dict(config)))

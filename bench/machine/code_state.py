@@ -271,9 +271,12 @@ def kept(record: Path | str) -> Path:
         name = os.path.relpath(path, Path(record).parent)
         raise Damaged(f"{name} {why}, so no file of this code/ is used: restore the record")
 
+    def unreadable(path: str, why: str) -> None:
+        refuse(path, f"cannot be read ({why})")
+
     if folder.is_symlink():
         refuse(str(folder), "is a link")
-    for entry in plain_file.entries_below(folder, refuse) if folder.is_dir() else ():
+    for entry in plain_file.entries_below(folder, unreadable) if folder.is_dir() else ():
         if entry.is_symlink() or entry.name.lower() == ".git":
             refuse(entry.path, "is a link" if entry.is_symlink() else "is a git repository")
     return folder

@@ -212,6 +212,8 @@ def without_choices(recorded: Recorded, overrides: Sequence[str], code: Path, co
     """
 
     def write(name: str, values: Mapping[str, Any], head: str = "") -> None:
+        if ".." in Path(name).parts:  # names of somebody else's config.yaml
+            raise ValueError(f"{recorded.name}: its config.yaml names a file outside of conf/: {name}")
         (conf / name).parent.mkdir(parents=True, exist_ok=True)
         (conf / name).write_text(head + yaml.safe_dump(dict(values), sort_keys=False))
 
