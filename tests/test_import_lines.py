@@ -153,7 +153,7 @@ STEP_0 = VAL.format(step=0, total=4, loss=10.8, ms=0)
     [
         ("".join(LAST.replace("3.1", f"3.1{n}") for n in range(9)), 9, 0),
         (STEP_BACK + LAST, 0, 2),
-        ("# driver: ok\n" + LAST, 1, 0),
+        ("Using seed=2\nRunning PyTorch 2.10.0\n" + LAST, 1, 0),
         (NEXT, 0, 1),
         (LAST.replace("/4", "/5"), 1, 0),
         (STEP_0 + LAST, 0, 2),

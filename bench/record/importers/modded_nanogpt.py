@@ -95,13 +95,13 @@ def _split(metrics: Metrics, text: Sequence[bytes]) -> list[range]:
     """Returns the ranges of the runs' metric lines.
 
     A run begins where steps start again, at the first step of the run before or earlier.  Elsewhere lines whose steps
-    do not rise, or with another total, are another run's only after a header.
+    do not rise, or with another total, are another run's only after a header.  A last step alone begins no run.
     """
     step, total = metrics.columns["step"], _totals(metrics)
     starts = [0] if len(step) else []
     for index in (np.flatnonzero((step[1:] <= step[:-1]) | (total[1:] != total[:-1])) + 1).tolist():
         again = step[index] < step[index - 1] and step[index] <= max(1, step[starts[-1]])
-        if (again and step[index] != total[index]) or _has_header(metrics, text, index):
+        if step[index] != total[index] and (again or _has_header(metrics, text, index)):
             starts.append(index)
     return [range(start, stop) for start, stop in itertools.pairwise([*starts, len(step)])]
 
