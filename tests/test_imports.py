@@ -65,19 +65,19 @@ BUDGET = {
     "config": 3_210,
     "machine": 4_490,
     "data": 1_680,
-    "record": 7_401,
+    "record": 7_406,
     "web": 1_148,
     "analysis": 8_297,
     "training": 8_846,
     "compare": 3_447,
     "launch": 7_298,
-    "report": 4_431,
-    "plans": 9_299,
+    "report": 4_430,
+    "plans": 9_336,
     "claims": 3_209,
     "api": 1_348,
     "cli": 4_485,
     "models": 3_448,
-    "tests": 56_076,
+    "tests": 56_117,
 }
 SLACK = 250
 

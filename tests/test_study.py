@@ -20,7 +20,7 @@ from bench.plans import study
 from bench.plans.race import arm_process
 from bench.plans.sweep import points
 from bench.plans.sweep.points import Points
-from bench.record import sweep
+from bench.record import run_folder, sweep
 from bench.report import study_page
 
 WORDS = ["optim=adamw,muon", "tune=optim.lr", "budget=5trials", "n=4", "track=cpu_nano"]
@@ -38,6 +38,7 @@ class Bench:
 
     def __init__(self, tmp_path, monkeypatch, end_after=None, hurt=None):
         self.results, self.trials, self.end_after = claimed.Results(tmp_path / "results"), [], end_after
+        self.made = {}  # {overrides: folder} of all trials, also of other studies
         chance = random.Random(7)
         racers = claimed.Racers(
             self.results,
@@ -55,6 +56,7 @@ class Bench:
         monkeypatch.setattr(arm_process, "facts", with_row)
         monkeypatch.setattr(study.planning, "refuse_incomparable", lambda facts, measured: None)
         monkeypatch.setattr(Points, "all", lambda points, *args: self.all(points, *args))
+        monkeypatch.setattr(study, "made_before", self.made_before)
         self.racers = racers
 
     def all(self, points, points_overrides, first, settings):
@@ -67,6 +69,12 @@ class Bench:
             own = [override for override in overrides if not override.startswith("seed=")]
             folder = self.results.add(values["seed"], 10.0, lost(values["optim"], values["optim.lr"]), own)
             sweep.keep(points.folder, first + number, overrides, {"folder": folder})
+            self.made[tuple(overrides)] = folder
+
+    def made_before(self, points_overrides):
+        folders = {number: self.made.get(tuple(overrides)) for number, overrides in enumerate(points_overrides)}
+        runs = {number: run_folder.read(folder) | {"folder": folder} for number, folder in folders.items() if folder}
+        return {number: run for number, run in runs.items() if run["status"] == "complete"}
 
 
 def folder_of(bench):
@@ -194,7 +202,40 @@ def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_pa
     with pytest.raises(ValueError, match="budget=5m: a trial of each arm and the race with its warm-ups are 12 runs"):
         cli.main([*arguments[:-1], "budget=5m"])  # by the runs that are known: before anything is trained
     assert len(bench.trials) == 8
+    capsys.readouterr()
+    assert cli.main([*arguments[:-1], "budget=700s", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "about 6 trials per arm, 122,880 tokens each" in out
+    assert "plan  14 runs, about 7 min: 4 trials (8 of 12 complete already), then a race of 10 runs (a warm" in out
     assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "9h", 99.0) == study.MAX_TRIALS
+
+
+def test_trials_that_the_budget_does_not_allow_after_all_are_said(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    walls_s = lambda folder: [30.0 if len(bench.trials) < 3 else 45.0] * len(bench.trials)  # noqa: E731
+    monkeypatch.setattr(study, "_walls_s", walls_s)
+    assert cli.main([*WORDS[:2], *WORDS[3:], "budget=560s"]) == 0 and len(bench.trials) == 4
+    out = capsys.readouterr().out
+    assert "study  at most 4 trials per arm of 122,880 tokens each" in out
+    why = "a run takes 45 s, and with one more of each arm the race would end after the budget of 560 s"
+    assert f"study  2 trials per arm instead of 4: {why}\n" in out
+
+
+def test_a_larger_budget_uses_the_trials_of_a_smaller_one_and_counts_what_is_left(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    assert cli.main([*WORDS[:2], "budget=2trials", *WORDS[3:]]) == 0 and len(bench.trials) == 4
+    assert (
+        "a larger budget= tries more.  It uses these trials again and ends with a new race." in capsys.readouterr().out
+    )
+    assert cli.main([*WORDS, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "plan  16 runs, " in out and ": 6 trials (4 of 10 complete already), then a race of 10 runs (" in out
+    assert cli.main(WORDS) == 0 and len(bench.trials) == 10 == len(set(bench.trials))
+    out = capsys.readouterr().out
+    assert "study  uses 4 trials of earlier runs again" in out and "plan  16 runs, " in out
+    assert "alpha is 0.0" not in out  # its race is of other configs
+    folder = max((bench.results.folder / "sweeps").iterdir(), key=lambda folder: len(sweep.points(folder)))
+    assert [len(tried) for tried in sweep.trials(folder, sweep.read_study(folder)).values()] == [5, 5]
 
 
 def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_path, monkeypatch, capsys):

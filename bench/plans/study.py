@@ -13,7 +13,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.base import atomic
@@ -29,7 +29,7 @@ from bench.launch.prepare import requested_config, this_machine
 from bench.launch.series import Series, earlier_s
 from bench.plans import locks
 from bench.plans.race import arm_process, plan, planning, runner, state
-from bench.plans.sweep.points import Points
+from bench.plans.sweep.points import Points, Run, made_before
 from bench.record import race_folder, run_folder, sweep
 from bench.record.race_folder import Race
 from bench.record.rows import metric_of, row_of
@@ -38,6 +38,7 @@ STEP = math.sqrt(10)  # factor between the first values
 DIGITS = 3  # significant digits of a value
 MAX_TRIALS = 16  # default limit of an arm: its last values differ by less than seeds do
 OURS = ("tune", "budget", "n", "alpha", "seed")
+Tried = Mapping[str, Mapping[float, float]]  # sweep.trials()
 EXAMPLE = "./run.sh study optim=adamw,mine tune=optim.lr budget=2h"
 BUDGET = re.compile(r"(\d+)trials?|(\d+(?:\.\d+)?)([kMG]?)tokens")
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -77,28 +78,34 @@ def introduce(
     study: sweep.Study, sweep_id: str, budget_s: float | None, known_s: dict[str, float], results: Path
 ) -> None:
     """Prints what planned() returned, what of it is left to run, and how long that would take."""
-    number = study["num_trials"]
-    trials = f"{counted(number, 'trial')} per arm" if number else f"trials of every arm for {budget_s:.0f} s in all"
+    number, is_about = study["num_trials"], False
+    if budget_s is not None and known_s.keys() == study["arms"].keys():
+        number, is_about = num_trials(study, f"{budget_s:.0f}s", budget_s / sum(known_s.values())), True
+    per_arm = f"{'about ' * is_about}{counted(number or 0, 'trial')} per arm"
+    trials = per_arm if number else f"trials of every arm for {budget_s or 0:.0f} s in all"
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     race = f"then a race of the best configs with {study['n']} fresh seeds"
     say("study", f"{sweep_id}: {trials}, {study['tokens']:,} tokens each, {study['tune']} from {starts}; {race}")
     folder = results / sweep.FOLDER / sweep_id
-    of_search, of_race = _left(folder, study, sweep.trials(folder, study) if folder.exists() else {})
+    tried = sweep.trials(folder, study) if folder.exists() else {name: {} for name in study["arms"]}
+    of_search, of_race = _left(folder, study, tried, number or 1)
+    num_before = len(of_search)
+    for name, _, _ in _made_before(study, tried, number or 1):
+        of_search.remove(name)
     if not of_search and not of_race:
         return say("plan", "nothing is left to run: without --dry-run the command shows the verdict")
     forecast = Series([*of_search, *of_race], known_s, live=False).forecast()
-    parts = f"{counted(len(of_search), 'trial')}{' left' * folder.exists()}, then a race of {len(of_race)} runs"
+    parts = f"{counted(len(of_search), 'trial')}{' left' * folder.exists()}"
+    if num_reused := num_before - len(of_search):
+        parts += f" ({num_reused} of {num_before} complete already)"
+    parts += f", then a race of {len(of_race)} runs"
     is_whole = len(of_race) == (1 + study["n"]) * len(study["arms"])
     parts += f" (a warm-up and {study['n']} of each arm)" * is_whole
     say("plan", f"{'' if number else 'at least '}{forecast}: {parts}; a dry run: nothing was trained or recorded")
 
 
-def _left(folder: Path, study: sweep.Study, tried: Mapping[str, Mapping[float, float]]) -> tuple[list[str], list[str]]:
-    """Returns the arms of the trials and of the race's runs that are left; of an unknown number of trials, the first.
-
-    tried: sweep.trials().
-    """
-    number = study["num_trials"] or 1
+def _left(folder: Path, study: sweep.Study, tried: Tried, number: int) -> tuple[list[str], list[str]]:
+    """Returns the arms of the trials, `number` of each arm in all, and of the race's runs that are left."""
     of_search = [name for name in study["arms"] for _ in range(number - len(tried.get(name, ())))]
     results = folder.parent.parent
     race = race_folder.of(results, study["race_id"]) if study["race_id"] else None
@@ -106,6 +113,21 @@ def _left(folder: Path, study: sweep.Study, tried: Mapping[str, Mapping[float, f
         return of_search, [*study["arms"]] * (1 + study["n"])
     now = state.read(race, results)
     return of_search, [] if now.has_ended else [slot.arm for slot in now.slots if not slot.is_done]
+
+
+def _made_before(study: sweep.Study, tried: Tried, number: int) -> Iterator[tuple[str, list[str], Run]]:
+    """Yields (arm, overrides, record) of the search's next trials, as far as earlier runs are those trials."""
+    metrics, metric = {name: dict(losses) for name, losses in tried.items()}, sweep.metric_of(study)
+    while (fewest := min(map(len, metrics.values()))) < number:
+        names = [name for name, losses in metrics.items() if len(losses) == fewest]
+        points = [_point(study, name, metrics[name]) for name in names]
+        made = made_before(points)
+        for place, run in made.items():
+            if (loss := sweep.trial_metric(run, metric)) is not None:
+                metrics[names[place]][float(sweep.values(points[place])[study["tune"]])] = loss
+            yield names[place], points[place], run
+        if min(map(len, metrics.values())) == fewest:
+            return
 
 
 def planned(
@@ -277,19 +299,29 @@ def _search(
 ) -> dict[str, dict[float, float]]:
     """Runs trials until each arm has `number`, or no more fit in the budget with the race. Returns sweep.trials()."""
     tried, num_arms = sweep.trials(folder, study), len(study["arms"])
+    reused = list(_made_before(study, tried, number))
+    for _, settings, run in reused:
+        sweep.keep(folder, len(sweep.points(folder)), settings, run)
+    if reused:
+        tried = sweep.trials(folder, study)
+        say("study", f"uses {counted(len(reused), 'trial')} of earlier runs again")
     if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
         return tried
-    amount = f"{counted(number, 'trial')} per arm of {study['tokens']:,} tokens each, tuning {study['tune']}"
+    amount = f"{'at most ' * (budget_s is not None)}{counted(number, 'trial')} per arm"
+    amount += f" of {study['tokens']:,} tokens each, tuning {study['tune']}"
     race = f"then a race of the best configs with {study['n']} fresh seeds"
     is_first = study["num_trials"] is None and number == 1
     say("study", f"{amount}; {'they show how many the budget allows' if is_first else race}")
     before_s, began_s = sum(_walls_s(folder)), time.monotonic()
-    with runs.searching(num_left, len(_left(folder, study, tried)[1])):
+    with runs.searching(num_left, len(_left(folder, study, tried, number)[1])):
         while (fewest := min(map(len, tried.values()))) < number:
             todo = [name for name, losses in tried.items() if len(losses) == fewest]
             if budget_s is not None and len(todo) == num_arms:
                 spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # includes launches
                 if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # with one more trial of each arm and the race
+                    why = f"a run takes {spent_s / fewest / num_arms:.0f} s, and with one more of each arm the race"
+                    why += f" would end after the budget of {budget_s:.0f} s"
+                    say("study", f"{counted(fewest, 'trial')} per arm instead of {number}: {why}")
                     break
             points = [_point(study, name, tried[name]) for name in todo]
             runs.all(points, len(sweep.points(folder)), {"parallel": None})

@@ -141,7 +141,7 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
         run = point.folder and run_folder.read(point.folder)
         if not run:
             continue
-        loss = run["metrics"].get("val_loss" if metric == VAL_LOSS else "score")
+        loss = trial_metric(run, metric)
         if (run["failure"] or {}).get("kind") == "non_finite_loss":
             loss = metric.sign * math.inf
         elif run["status"] != "complete":
@@ -151,6 +151,11 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
             raise ValueError(f"{name}: its trial {run['run_id']} has no {metric.name} to compare: {why}")
         metric_by_value[name][float(values(point.overrides)[study["tune"]])] = float(loss)
     return {name: dict(sorted(tried.items())) for name, tried in metric_by_value.items()}
+
+
+def trial_metric(run: Mapping[str, Any], metric: Metric) -> float | None:
+    """Returns the metric of a trial's record; None if it has none."""
+    return cast(float | None, run["metrics"].get("val_loss" if metric == VAL_LOSS else "score"))
 
 
 def metric_of(study: Study) -> Metric:

@@ -62,9 +62,8 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     metric = sweep.metric_of(study)
     verdict, *rest = race_page.document_of(race).verdicts
     if edges := [name for name, tried in trials.items() if not min(tried) < sweep.best_of(tried, metric) < max(tried)]:
-        doubt = (
-            f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget tries more."
-        )
+        doubt = f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget= "
+        doubt += "tries more.  It uses these trials again and ends with a new race."
         verdict = replace(verdict, notes=[*verdict.notes, doubt])
     timed = [Verdict(_sentence(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
     rows = _rows(study, trials, arms, against, same)

@@ -246,6 +246,11 @@ def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
     return complete
 
 
+def made_before(points: Sequence[list[str]]) -> dict[int, Run]:
+    """Returns complete_before() of points: the records for which Points.all() would make no run."""
+    return complete_before([prepare(point, say=lambda text: say("data", text), check_own=False) for point in points])
+
+
 def say_complete(job: Job, run: Run) -> None:
     """Prints that a run is not made again, and the doubts about the run that stands for it."""
     doubts = ""
