@@ -304,6 +304,13 @@ def test_a_claim_of_two_identity_versions_is_refused_because_it_is_unknown_wheth
     assert not passed and evidence.endswith("identity versions 1, 2: whether the code is the same is unknown")
 
 
+def test_a_race_whose_code_changed_names_the_file(code):
+    run = {"code": code_state.state(code)}
+    assert arm_process.changed_files(code, (), run) == arm_process.changed_files(code, (), None) == []
+    statement(code)
+    assert arm_process.changed_files(code, (), run) == ["models/schedules/cosine.py"]
+
+
 # ---- sweep, race, compare
 
 

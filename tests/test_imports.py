@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_396,
-    "config": 3_210,
-    "machine": 4_490,
+    "config": 3_233,
+    "machine": 4_496,
     "data": 1_680,
     "record": 7_406,
     "web": 1_148,
     "analysis": 8_297,
     "training": 8_846,
     "compare": 3_447,
-    "launch": 7_298,
+    "launch": 7_301,
     "report": 4_430,
-    "plans": 9_336,
+    "plans": 9_358,
     "claims": 3_209,
     "api": 1_348,
     "cli": 4_485,
     "models": 3_448,
-    "tests": 56_117,
+    "tests": 56_169,
 }
 SLACK = 250
 

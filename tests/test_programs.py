@@ -4,17 +4,20 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import real_runs
 import scripted
 
+from bench.base.paths import REPO
 from bench.cli import main as program
 from bench.config import compose, identity, schema, user_code
 from bench.launch.script import outcome, output, script, work_folder
 from bench.machine import code_state
-from bench.plans.race import plan
+from bench.plans.race import arm_process, plan, planning
 from bench.record import run_folder, step_files, verification
 from bench.record.importers import dialects
 from bench.report import run_facts
@@ -186,6 +189,48 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
     wanted = plan.parse_request([f"script.root={repository}", "A.rev=v1", "B.rev=HEAD", *STARTS["module"]])
     assert [arm["rev"] for arm in wanted["arms"].values()] == [None, None]
     assert wanted["arms"]["A"]["overrides"][-1] == "script.rev=v1"
+    assert planning._pinned(wanted["arms"]["A"]["overrides"])[-1] == f"script.rev={commit}"
+
+
+def test_a_file_beside_a_script_to_which_the_command_prints_is_no_source_for_its_runs_either(tmp_path):
+    """./run.sh race script=s.py > out.txt grows while it races.  An older output is a source, as all texts are."""
+    for name in ("s.py", "settings.txt"):
+        (tmp_path / name).write_text("")
+    facts = "{'names': sorted(user_code.sources(['s.py:__main__'])), 'env': arm_process.environment('.')}"
+    code = f"import json; from bench.config import user_code; from bench.plans.race import arm_process; print({facts})"
+    code = code.replace("print(", "print(json.dumps(").removesuffix(")") + "))"
+    command, here = [sys.executable, "-c", code], os.environ | {"SPEEDRUN_CWD": str(tmp_path), "PYTHONPATH": str(REPO)}
+    with open(tmp_path / "out.txt", "w") as out:
+        subprocess.run(command, stdout=out, stderr=subprocess.DEVNULL, env=here, check=True)
+    printed = json.loads((tmp_path / "out.txt").read_text())
+    inside = subprocess.run(command, capture_output=True, env=printed["env"] | here, check=True).stdout
+    assert printed["names"] == json.loads(inside)["names"] == ["script/s.py", "script/settings.txt"]
+    later = subprocess.run(command, capture_output=True, env=here, check=True).stdout
+    assert "script/out.txt" in json.loads(later)["names"]
+
+
+def test_a_commit_that_git_forgets_in_the_middle_of_a_race_still_runs(tmp_path, repository, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    root = shutil.copytree(repository, tmp_path / "theirs", symlinks=True)
+    folder, commit = script.checked_out(root, real_runs.git(root, "commit-tree", "HEAD^{tree}", "-m", "of no branch"))
+    real_runs.git(root, "gc", "-q", "--prune=now")
+    real_runs.git(root, "cat-file", "-e", commit, code=1)
+    assert script.checked_out(root, commit) == (folder, commit)
+    with pytest.raises(ValueError, match="no git repository there has it"):
+        script.checked_out(root, commit[:12] + "0" * 28)
+
+
+def test_a_commit_in_the_middle_of_a_race_of_revisions_does_not_change_them(tmp_path, repository, monkeypatch):
+    """HEAD~1 and HEAD are commits in the plan."""
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    request = plan.parse_request(["HEAD~1", "HEAD", f"script.root={repository}", *STARTS["module"], "n=2"])
+    typed, asked = [arm["overrides"][-1] for arm in request["arms"].values()], {}
+    monkeypatch.setattr(arm_process, "facts_of_arms", lambda arms, results: asked.update(arms) or {"A": {}})
+    with pytest.raises(KeyError):  # it is enough that the arms' own code is asked about these
+        planning.planned(request, tmp_path)
+    pinned = [overrides[-1].removeprefix("script.rev=") for _, overrides in asked.values()]
+    assert typed == ["script.rev='HEAD~1'", "script.rev=HEAD"]
+    assert pinned == [real_runs.git(repository, "rev-parse", name) for name in ("HEAD~1", "HEAD")]
 
 
 def test_a_repository_whose_settings_name_programs_runs_none_of_them(tmp_path, repository, monkeypatch):

@@ -8,12 +8,14 @@ everything else there (data, pictures, large files) through links, and it is not
 """
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import os
 import re
+import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +35,7 @@ TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script
 OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")
 APART = ("data", "records")  # linked, but not part of the identity: data, and runs of others
 REVISIONS = "revisions"  # parent of script.rev's folders, whose links lead to what git does not track: no sources
+OUTPUT = "SPEEDRUN_OUTPUT"  # variable of a race's processes: outputs() of the race
 RELATIVE = "a record keeps the name and no private path: write it relative to the current folder"
 MAX_FILES, MAX_DEPTH = 400, 4  # limits of the sources of a script without a root
 MAX_ROOT_FILES = 4000  # sources below a root; more are refused
@@ -283,6 +286,7 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
     EXCLUDED, or EXCLUDED_BELOW_ROOT, says what is omitted. Raises ValueError if a root has more than MAX_ROOT_FILES.
     """
     paths, is_revision = {name: folder / name} if name else {}, folder.parent.name == REVISIONS
+    printed_to = outputs().split()
     for parent, folders, names in os.walk(folder):
         below = Path(parent).relative_to(folder)
         is_deep = not is_root and len(below.parts) >= MAX_DEPTH
@@ -291,11 +295,27 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
         for file in sorted(names):
             path = Path(parent, file)
             is_linked = is_revision and path.is_symlink() and os.path.isabs(os.readlink(path))
-            if path.suffix in suffixes and (is_root or len(paths) < MAX_FILES) and not is_linked and _is_small(path):
+            if (
+                path.suffix in suffixes
+                and (is_root or len(paths) < MAX_FILES)
+                and not is_linked
+                and _is_source(path, printed_to)
+            ):
                 paths[(below / file).as_posix()] = path
         if len(paths) > MAX_ROOT_FILES:
             raise ValueError(f"script.root={folder}: holds more than {MAX_ROOT_FILES} sources: give the program's own")
     return {f"script/{name}": paths[name] for name in sorted(paths)}
+
+
+def outputs() -> str:
+    """Returns "device:inode" of the files to which the user's command prints, which grow while it runs: no sources."""
+    if OUTPUT in os.environ:
+        return os.environ[OUTPUT]
+    states: list[os.stat_result] = []
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            states.append(os.fstat(descriptor))
+    return " ".join(f"{state.st_dev}:{state.st_ino}" for state in states if stat.S_ISREG(state.st_mode))
 
 
 def is_searched(folder: Path) -> bool:
@@ -320,8 +340,11 @@ def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file()
 
 
-def _is_small(path: Path) -> bool:
+def _is_source(path: Path, printed_to: Container[str]) -> bool:
+    """Returns whether it is a small regular file; one of TEXTS that the user's command prints to is none."""
     try:
-        return path.is_file() and path.stat().st_size <= MAX_BYTES
+        state = path.stat()
     except OSError:
         return False
+    is_output = path.suffix in TEXTS and f"{state.st_dev}:{state.st_ino}" in printed_to
+    return stat.S_ISREG(state.st_mode) and state.st_size <= MAX_BYTES and not is_output

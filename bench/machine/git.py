@@ -57,6 +57,12 @@ def ask(repo: Path | str, *arguments: str) -> str | None:
     return None
 
 
+def commit_of(repo: Path | str, rev: str) -> str | None:
+    """Returns the full hash of the commit that a revision names, or None if there is none."""
+    commit = ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    return commit.strip() if commit else None
+
+
 @contextlib.contextmanager
 def folder_view(code: Path | str, repo: Path | str) -> Iterator["FolderView"]:
     """Context that yields a FolderView with a temporary index.

@@ -24,6 +24,7 @@ from bench.machine import git, sandbox
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing of a script but its lines
 DATA = "data/fineweb10B"
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 DOCUMENTATION = (".md", ".rst")  # files that no program is expected to read
 TIMING_PROTOCOL = {
     "id": "script-1",
@@ -238,17 +239,19 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
     The folder has the commit's tracked files.  It lies in the data folder, is read by every run of the commit, and
     links to what git does not track, such as prepared data.
     """
-    commit = (git.ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}") or "").strip()
-    if not commit:
-        raise ValueError(f"script.rev={rev}: {root}: no git repository there has it: git log --oneline lists some")
     where = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:8]  # other folders of this name have other files
-    folder = data_root() / user_code.REVISIONS / f"{root.name}-{commit[:12]}-{where}"
+    known = git.commit_of(root, rev)
+    commit = known or rev
+    folder = data_root() / user_code.REVISIONS / f"{root.name}-{commit}-{where}"
+    # git forgets the commits of a deleted branch, also in the middle of a race; their files stay in the folder
+    if known is None and not (COMMIT.fullmatch(rev) and folder.is_dir()):
+        raise ValueError(f"script.rev={rev}: {root}: no git repository there has it: git log --oneline lists some")
     try:
         inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may be below the top of its repository
-        if git.ask(root, "rev-parse", "--verify", "--quiet", f"{commit}:{inner}") is None:
-            remedy = "commit it, or give revisions that have it"
-            raise ValueError(f"script.rev={rev}: the folder {root} is not in this commit: {remedy}")
         if not folder.is_dir():
+            if git.ask(root, "rev-parse", "--verify", "--quiet", f"{commit}:{inner}") is None:
+                remedy = "commit it, or give revisions that have it"
+                raise ValueError(f"script.rev={rev}: the folder {root} is not in this commit: {remedy}")
             _export(root, f"{commit}:{inner}", folder)
         others = git.run(root, "ls-files", "--others", "--directory", "-z").split("\0")
     except git.Failed as error:

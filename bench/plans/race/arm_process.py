@@ -50,6 +50,7 @@ def environment(results: Path | str) -> dict[str, str]:
         "SPEEDRUN_DATA": str(data_root().absolute()),
         "SPEEDRUN_CWD": working_folder(),
         CHECKOUT: str(REPO),  # for an arm that runs from a copy of the checkout
+        user_code.OUTPUT: user_code.outputs(),
     }
 
 
@@ -202,6 +203,13 @@ def _best_row(job: "Job", run: Any) -> dict[str, Any]:
 def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:
     """Returns the identity of the code in this folder, including the user's own classes of these import paths."""
     return code_state.source_sha256(folder, own=user_code.sources(own))
+
+
+def changed_files(folder: Path | str, own: Iterable[str], run: Any) -> list[str]:
+    """Returns the files of the identity that differ from those in a run's record (or None), if that is known."""
+    files = {path: sha256[:12] for path, sha256 in code_state.raced_files(folder, user_code.sources(own)).items()}
+    now: Any = {"identity_version": code_state.IDENTITY_VERSION, "files": files}
+    return code_state.differing_files(now, run["code"]) or [] if run else []
 
 
 def start(

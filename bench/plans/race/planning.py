@@ -9,13 +9,13 @@ from typing import Any
 
 from bench.base import atomic, utc
 from bench.base.metric import VAL_LOSS
-from bench.base.paths import REPO
+from bench.base.paths import REPO, user_path
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.compare import eligibility, target
 from bench.launch import ready
 from bench.launch.console import say
-from bench.machine import leases
+from bench.machine import git, leases
 from bench.machine.preflight import Check
 from bench.plans.race import arm_process, plan, state, worktrees
 from bench.record import ledger, race_folder
@@ -66,7 +66,7 @@ def planned(
     code; None: if anyway. Raises Identical, or ValueError for what cannot be raced or planned.
     """
     commits = check(request)
-    wanted = request.pop("arms")
+    wanted = {name: arm | {"overrides": _pinned(arm["overrides"])} for name, arm in request.pop("arms").items()}
     settings = {"n": plan.N, **request}
     if facts is None:
         with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
@@ -90,6 +90,16 @@ def planned(
             plan.refuse_unanswerable(settings["on"], facts)
     settings = _as_the_arms_suggest(facts, settings, results) | settings
     return plan.make(arms, made_at=utc.now(), **settings), facts
+
+
+def _pinned(overrides: list[str]) -> list[str]:
+    """Returns an arm's overrides with the commit that script.rev names now, which a later commit does not change."""
+    root, key = plan.root_of_script(overrides), "script.rev="
+    revs = [override.removeprefix(key).strip("'\"") for override in overrides if override.startswith(key)]
+    commit = git.commit_of(user_path(root), revs[-1]) if root and revs else None
+    if commit is None:
+        return overrides  # an arm's own code refuses a revision that is unknown
+    return [*(override for override in overrides if not override.startswith(key)), f"{key}{commit}"]
 
 
 def next_seed(results: Path, config_ids: Container[str]) -> int:

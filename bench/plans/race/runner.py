@@ -173,7 +173,11 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 gone = f"{folders[slot.arm]}, the code that {slot.arm} runs from, was removed while it raced"
                 raise ValueError(f"{gone}: ./run.sh race --resume {race.race_id} puts it back")
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
-                change = f"its own code ({', '.join(own)}) changed while the race was running"
+                earlier = next(iter(race.runs(slot.arm, discarded=True)), "")
+                changed = arm_process.changed_files(
+                    folders[slot.arm], own, arm_process.record_of(race.results, earlier)
+                )
+                change = f"{text_table.some(changed or list(own))} of its own code changed while the race was running"
                 remedy = f"put it back and ./run.sh race --resume {race.race_id}, or race revisions"
                 raise ValueError(f"{slot.arm}: {change}: {remedy} ({slot.arm}.rev=HEAD)")
             with processes.strays() as end_strays:  # processes of a launcher that its run killed

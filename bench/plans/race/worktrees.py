@@ -17,11 +17,11 @@ LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps lock files
 def commit_of(repo: Path | str, rev: str) -> str:
     """Returns the full commit hash of a revision as a user names it. Raises ValueError if it does not exist."""
     _git_folder(repo, rev)
-    commit = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    commit = git.commit_of(repo, rev)
     if commit is None:
         uncommitted = "A.rev=HEAD B= races HEAD against uncommitted changes"
         raise ValueError(f"{rev}: this repository has no such revision: git log --oneline lists some; {uncommitted}")
-    return commit.strip()
+    return commit
 
 
 def commits_between(repo: Path | str, commit_range: str) -> list[str]:
