@@ -120,7 +120,7 @@ def test_an_arm_is_drawn_from_its_runs_by_step_and_by_time(results):
     assert [spec["title"] for spec in specs] == ["val_loss by step", "val_loss by time", "Step time"]
     assert specs[0]["arms"][0]["runs"][1] == {"x": [0, 10, 20], "y": [5.0, 4.9, 4.8]}
     assert specs[1]["arms"][0]["runs"][1]["x"] == [0.0, 1.01, 2.02]
-    assert "from the smallest to the largest" in specs[0]["caption"]
+    assert "band: minimum to maximum" in specs[0]["caption"]
     assert curves.arm_charts({"A": []}) == []
 
 

@@ -112,13 +112,23 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     for text in (out, (folder / "study.md").read_text(), (folder / "study.html").read_text()):
         assert "What the verdict on the loss rests on" in text and "Flags: uncalibrated" in text  # those of its race
     rows = list(csv.reader((folder / "study.csv").read_text().splitlines()))
-    assert [row[0] for row in rows] == ["arm", "Adamw", "Muon"] and rows[2][1:4] == [
+    assert [row[0] for row in rows] == ["arm", "Adamw (baseline)", "Muon"] and rows[2][1:4] == [
         "optim.lr=0.00126",
         rows[2][2],
         "5",
     ]
+    times = study_page.document(folder).data["same_loss"]["Muon"]
+    heads = ["change of val_loss", "95 % interval", "p", f"steps to {times['val_loss']:.4f}"]
+    assert rows[0][7:11] == heads and rows[0][12:] == ["change of time, %", "95 % interval of time, %", "p of time"]
+    assert rows[2][12] == f"{times['change_pct']:+.2f}" and rows[2][14] == f"{times['p']:.2g}"
+    assert rows[2][13] == "{:+.2f} to {:+.2f}".format(*times["ci95_pct"]) and rows[1][12:] == ["", "", ""]
     tex = (folder / "study.tex").read_text()
-    assert tex.count(r"\\") == 3 and "95 \\% interval" in tex and "val\\_loss" in tex
+    assert (
+        tex.count(r"\\") == 6
+        and tex.count("Adamw (baseline) & ") == 2
+        and "95 \\% interval" in tex
+        and "val\\_loss" in tex
+    )
     page = (folder / "study.html").read_text()
     race_page = (bench.results.folder / "races" / facts["race_id"] / "race.html").read_text()
     for html in (page, race_page):
@@ -136,11 +146,18 @@ def test_an_inconclusive_time_says_below_what_p_must_be():
     assert sentence.endswith("%, p = 0.0252); p is not below the alpha of 0.025 (the loss has the other half)")
 
 
+def test_the_figure_omits_the_first_third_of_the_curves_but_no_run():
+    runs = [{"x": [0, 30, 60], "y": [5.6, 3.0, 2.8]}, {"x": [0, 10], "y": [5.6, 4.0]}]  # the second one failed early
+    chart = study_page._ends({"caption": "mean", "arms": [{"name": "Adamw", "runs": runs}]})
+    assert chart["caption"] == "mean; without the first third"
+    assert chart["arms"][0]["runs"] == [{"x": [30, 60], "y": [3.0, 2.8]}, {"x": [10], "y": [4.0]}]
+
+
 def test_a_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
     bench = Bench(tmp_path, monkeypatch)
     assert cli.main([*WORDS, "--dry-run"]) == 0
     out = capsys.readouterr().out
-    text = "5 trials per arm, 122,880 tokens each, optim.lr from 0.0018 (Adamw), "
+    text = "5 trials per arm, 122,880 tokens each, optim.lr starting at 0.0018 (Adamw), "
     assert text in out and "; then a race of the best configs with 4 fresh seeds" in out
     runs = "10 trials, then a race of 10 runs (a warm-up and 4 of each arm)"
     assert f"    plan  20 runs, the first run shows how long they take: {runs}; a dry run: nothing was trained" in out

@@ -85,7 +85,7 @@ def introduce(
     trials = per_arm if number else f"trials of every arm for {budget_s or 0:.0f} s in all"
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     race = f"then a race of the best configs with {study['n']} fresh seeds"
-    say("study", f"{sweep_id}: {trials}, {study['tokens']:,} tokens each, {study['tune']} from {starts}; {race}")
+    say("study", f"{sweep_id}: {trials}, {study['tokens']:,} tokens each, {study['tune']} starting at {starts}; {race}")
     folder = results / sweep.FOLDER / sweep_id
     tried = sweep.trials(folder, study) if folder.exists() else {name: {} for name in study["arms"]}
     of_search, of_race = _left(folder, study, tried, number or 1)

@@ -213,8 +213,7 @@ def charts_of(
 def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:
     remarks = []
     if any(len(runs) > 1 for runs in arms.values()):
-        kept = "a run that has ended keeps its last value"
-        remarks.append(f"mean of each line's runs ({kept}), with a band from the smallest to the largest")
+        remarks.append("mean of the runs; band: minimum to maximum")
     every = max((run["every"] for runs in arms.values() for run in runs), default=1)
     if every > 1 and y in TRAINED:
         remarks.append(f"a point is the mean of up to {every} steps")

@@ -19,24 +19,45 @@ from bench.compare.same_loss import SameLoss
 from bench.record import race_folder, run_folder, sweep
 from bench.record.rows import Row, row_of
 from bench.report import curves, race_page, run_facts, verdicts
-from bench.web.chart import chart_of_arms
+from bench.web.chart import Spec, chart_of_arms
 from bench.web.document import Block, Chart, Columns, Document, Lines, Section, Table, Verdict, and_, link
 
 NAME = "study.html"
-HEADS = ("arm", "setting", "tried", "trials", "n", "{}", "sd", "change", "95 % interval", "p", "steps", "time, s")
+HEADS = (  # {metric}: its name; {loss}: that to which time and steps are compared
+    *("arm", "setting", "tried", "trials", "n", "{metric}", "sd", "change of {metric}", "95 % interval", "p"),
+    *("steps to {loss}", "time to {loss}, s", "change of time, %", "95 % interval of time, %", "p of time"),
+)
+NUM_OF_LOSS = 10  # columns before those on time
+SKIPPED_FRAC = 1 / 3  # of a curve that the figure omits: the fall from the start would hide how arms differ
 Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: (folder, row) of its complete runs in the race}
 
 
 def write(folder: Path | str) -> Document:
     """Writes the files of a study whose race has ended, and returns its document."""
     page, folder = document(folder), Path(folder)
-    rows = [_heads(page.data["study"]), *([cell or "" for cell in row] for row in page.data["table"])]
-    first, *others = [" & ".join(map(escape.latex, row)) + r" \\" for row in rows]
-    tabular = [rf"\begin{{tabular}}{{lll{'r' * (len(HEADS) - 3)}}}", r"\hline", first, r"\hline", *others, r"\hline"]
-    files = {"study.csv": escape.csv_text(rows), "study.tex": "\n".join([*tabular, r"\end{tabular}", ""])}
+    rows = _filled(page.data["heads"], page.data["table"])
+    tabulars = [_tabular(part, num_left) for part, num_left in _halves(rows)]
+    files = {"study.csv": escape.csv_text(rows), "study.tex": "\n".join(tabulars)}
     for name, content in (files | {"study.md": page.markdown() + "\n", NAME: page.html()}).items():
         atomic.write_text(folder / name, content, durable=False)
     return page
+
+
+def _filled(heads: list[str], rows: Sequence[Sequence[str | None]]) -> list[list[str]]:
+    return [heads, *([cell or "" for cell in row] for row in rows)]
+
+
+def _tabular(rows: Sequence[Sequence[str]], num_left: int) -> str:
+    """Returns LaTeX of a table whose first row is its head.  num_left: columns of text."""
+    first, *others = [" & ".join(map(escape.latex, row)) + r" \\" for row in rows]
+    begin = rf"\begin{{tabular}}{{{'l' * num_left}{'r' * (len(rows[0]) - num_left)}}}"
+    return "\n".join([begin, r"\hline", first, r"\hline", *others, r"\hline", r"\end{tabular}", ""])
+
+
+def _halves(rows: Sequence[Sequence[str]]) -> tuple[tuple[list[list[str]], int], ...]:
+    """Divides rows of HEADS into those on loss and those on time, which a page of paper has room for, each with its
+    number of columns of text."""
+    return ([[*row[:NUM_OF_LOSS]] for row in rows], 3), ([[row[0], *row[NUM_OF_LOSS:]] for row in rows], 1)
 
 
 def block(folder: Path | str) -> str:
@@ -78,23 +99,41 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
         "none",
     )
     race_charts = curves.arm_charts({name: [path for path, _ in runs] for name, runs in arms.items()})[:2]
+    heads = _heads(metric, same)
+    tables: list[Block] = [
+        Table(part[0], part[1:], [False] * num_left + [True] * (len(part[0]) - num_left), style="tight")
+        for part, num_left in _halves(_filled(heads, rows))
+    ]
     blocks: list[Block] = [
-        Section("Result", [Table(_heads(study), rows, [False] * 3 + [True] * 9, style="tight")]),
+        Section("Result", tables),
         Section("What the verdict on the loss rests on", rests),
         verdicts.excluded(against),
-        Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, race_charts)])]),
+        Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, map(_ends, race_charts))])]),
         Section("Method", [Lines(_method(study, race, against))]),
     ]
     title = f"Study: {and_(others)} against {baseline}, {study['tune']} tuned"
     way = link(race["race_id"], quote(os.path.relpath(race_path / race_page.NAME, Path(at or folder).absolute())))
-    data = {"study": study, "trials": trials, "same_loss": same, "table": rows, "race": race}
+    data = {"study": study, "trials": trials, "same_loss": same, "heads": heads, "table": rows, "race": race}
     trained = run_facts.training(runs[0][0] for runs in arms.values() if runs)
     about = [fact for fact in (trained, f"track {race['track']}", folder.name, way) if fact]
     return Document(title, [verdict, *rest, *timed], blocks, data, about=about)
 
 
-def _heads(study: sweep.Study) -> list[str]:
-    return [head.format(sweep.metric_of(study).name) for head in HEADS]
+def _heads(metric: Metric, same: Mapping[str, SameLoss]) -> list[str]:
+    loss = next((f"{times['val_loss']:.4f}" for times in same.values()), f"the same {metric.name}")
+    return [head.format(metric=metric.name, loss=loss) for head in HEADS]
+
+
+def _ends(chart: Spec) -> Spec:
+    """Returns a chart of arms without the first third of its curves."""
+    last = max(run["x"][-1] for arm in chart["arms"] for run in arm["runs"])
+    arms = []
+    for arm in chart["arms"]:
+        pairs = [[*zip(run["x"], run["y"], strict=True)] for run in arm["runs"]]
+        ends = [[pair for pair in points if pair[0] >= last * SKIPPED_FRAC] or points[-1:] for points in pairs]
+        arms.append(arm | {"runs": [{"x": [x for x, _ in end], "y": [y for _, y in end]} for end in ends]})
+    caption = "; ".join(filter(None, [chart["caption"], "without the first third"]))
+    return chart | {"arms": arms, "caption": caption}
 
 
 def _runs(race: Path, names: Sequence[str]) -> list[tuple[Path, Row]]:
@@ -154,18 +193,26 @@ def _rows(
         loss, times = (against.get(name) or {}).get("val_loss") or {}, same.get(name) or next(iter(same.values()), None)
         low, high = loss.get("ci95") or (None, None)
         steps, seconds = (times["mean_steps"][index > 0], times["mean_s"][index > 0]) if times else (None, None)
+        of_time: Mapping[str, Any] = same.get(name) or {}
+        low_pct, high_pct = of_time.get("ci95_pct") or (None, None)
 
         def shown(form: str, value: float | None) -> str | None:
             return None if value is None else format(value, form)
 
         rows.append(
             [
-                *(name, f"{study['tune']}={sweep.best_of(tried, metric):g}", f"{min(tried):g} to {max(tried):g}"),
+                *(
+                    f"{name}{' (baseline)' * (not index)}",
+                    f"{study['tune']}={sweep.best_of(tried, metric):g}",
+                    f"{min(tried):g} to {max(tried):g}",
+                ),
                 *(str(len(tried)), str(len(losses)), shown(".4f", stats.mean(losses) if losses else None)),
                 *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change"))),
                 None if low is None else f"{low:+.4f} to {high:+.4f}",
                 shown(".2g", loss.get("p") if loss.get("p_holm") is None else loss["p_holm"]),
-                *(shown(".0f", steps), shown(".2f", seconds)),
+                *(shown(".0f", steps), shown(".2f", seconds), shown("+.2f", of_time.get("change_pct"))),
+                None if low_pct is None else f"{low_pct:+.2f} to {high_pct:+.2f}",
+                shown(".2g", of_time.get("p")),
             ]
         )
     return rows
@@ -179,11 +226,12 @@ def _method(study: sweep.Study, race: Any, against: Mapping[str, Any]) -> list[s
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     return [
         f"Each arm: {counted(study['num_trials'] or 0, 'trial')} of {study['tokens']:,} tokens with seed "
-        f"{study['seed']}, {study['tune']} from {starts}; a run that diverges counts as the worst.",
+        f"{study['seed']}, {study['tune']} starting at {starts}; a run that diverges counts as the worst.",
         f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, which no run of these "
         "configs had before.",
         f"Alpha {study['alpha']:g}, half of it for each question{f' ({and_(left)})' * bool(left)}.  "
         f"Steps and time are to the same {metric.name}, the "
         "worst final one of the race's runs, interpolated between validations (goal.val_every_steps).",
-        f"Change, interval and p are of {metric.label} (Welch's t).",
+        f"Change, interval and p are of {metric.label} (Welch's t).  Those of time are of its logarithm, compared "
+        "within blocks of two rounds (by Welch's t, if fewer than four rounds are complete).",
     ]
