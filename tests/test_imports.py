@@ -62,7 +62,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_396,
-    "config": 3_233,
+    "config": 3_247,
     "machine": 4_496,
     "data": 1_680,
     "record": 7_406,
@@ -70,14 +70,14 @@ BUDGET = {
     "analysis": 8_297,
     "training": 8_846,
     "compare": 3_447,
-    "launch": 7_301,
+    "launch": 7_302,
     "report": 4_477,
-    "plans": 9_358,
+    "plans": 9_359,
     "claims": 3_209,
     "api": 1_348,
     "cli": 4_485,
     "models": 3_448,
-    "tests": 56_186,
+    "tests": 56_205,
 }
 SLACK = 250
 

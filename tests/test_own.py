@@ -79,6 +79,12 @@ def test_init_writes_what_can_be_chosen_and_never_overwrites(project, printed, c
     assert (project / "my_model.py").read_text() == "mine"
 
 
+def test_a_yaml_of_ones_own_that_is_not_utf8_is_named(project):
+    (project / "conf" / "experiment" / "bad.yaml").write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(ValueError, match="bad.yaml: byte 9 is not UTF-8"):
+        compose.compose(["experiment=bad"])
+
+
 def test_init_leaves_no_half_of_a_file_and_writes_through_no_link(project, printed, monkeypatch):
     file = project / "conf" / "track" / "mine.yaml"
     whole = file.read_text()

@@ -209,6 +209,17 @@ def test_a_file_beside_a_script_to_which_the_command_prints_is_no_source_for_its
     assert "script/out.txt" in json.loads(later)["names"]
 
 
+def test_a_source_whose_name_is_not_utf8_is_refused_by_name(tmp_path):
+    (tmp_path / "s.py").write_text("")
+    for name, start in ((b"x\xff.txt", "s.py"), (b"n\xff.py", os.fsdecode(b"n\xff.py"))):
+        path = os.path.join(os.fsencode(tmp_path), name)
+        with open(path, "w"), pytest.raises(ValueError, match=r"\\xff\.\w+: its name is not UTF-8"):
+            user_code.script_sources(tmp_path, start)
+        (facts,) = arm_process._all_facts([["track=free", "hardware=cpu", f"script={tmp_path}/s.py"]])
+        assert "its name is not UTF-8" in facts["refused"]
+        os.remove(path)
+
+
 def test_a_commit_that_git_forgets_in_the_middle_of_a_race_still_runs(tmp_path, repository, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
     root = shutil.copytree(repository, tmp_path / "theirs", symlinks=True)

@@ -598,6 +598,7 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
     ("overrides", "message"),
     [
         (["script=nothing.py"], "script=nothing.py: there is no such file"),
+        (["script=/dev/null"], "script=/dev/null: is not a regular file"),
         (["script=ODD", "model=modern"], "model=modern: script="),
         (["script=ODD", "optim.lr=1"], "has its own model and optimizer: remove it"),
         (["script=ODD", "instruments=[regions]"], "a script is measured from outside"),

@@ -20,6 +20,7 @@ import yaml
 
 import models
 from bench.base.paths import CODE, CONF
+from bench.base.reading import plain_file
 from bench.config import groups, meanings, schema, user_code
 from bench.config.groups import (
     GROUPS,
@@ -128,6 +129,10 @@ def refusals(arguments: list[str]) -> Iterator[None]:
 
     try:
         yield
+    except UnicodeDecodeError as error:
+        yamls = (path for folder in groups.own_folders() for path in sorted(Path(folder).rglob("*.yaml")))
+        broken = next((path for path in yamls if "\ufffd" in plain_file.text_or_empty(path)), "a yaml")
+        raise ValueError(f"{broken}: byte {error.start} is not UTF-8: save it as UTF-8") from None
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         text = one_line(error)
         if "HydraConfig was not set" in text:

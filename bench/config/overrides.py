@@ -125,7 +125,7 @@ def plain(word: str) -> bool:
 
 
 def check_points(word: str, loader: Any) -> None:
-    """Raises ValueError for a word that gives no points: an interval, or a glob(...) that matches no choice of a group.
+    """Raises ValueError for a word without points: an interval, an empty range, a glob(...) that matches no choice.
 
     loader is Hydra's, which knows the choices.
     """
@@ -137,6 +137,8 @@ def check_points(word: str, loader: Any) -> None:
         )
     pattern = override.value()
     names = loader.get_group_options(key) if hasattr(pattern, "filter") else None
+    if names is None and override.is_sweep_override() and not any(True for _ in override.sweep_string_iterator()):
+        raise ValueError(f"{word}: it has no value: range(3) is 0, 1, 2 and range(1,4) is 1, 2, 3")
     if names == []:
         problem = f"{key} is not a group: glob(...) chooses from the files of one, as model=glob(*) does"
         raise ValueError(f"{word}: {problem}")

@@ -283,7 +283,8 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
     """Returns {"script/train_gpt.py": its path} of the sources in and below the folder of a script, sorted.
 
     name is the script's path from there, also of a program without a suffix; "" for a command that is no file there.
-    EXCLUDED, or EXCLUDED_BELOW_ROOT, says what is omitted. Raises ValueError if a root has more than MAX_ROOT_FILES.
+    EXCLUDED, or EXCLUDED_BELOW_ROOT, says what is omitted. Raises ValueError if a root has more than MAX_ROOT_FILES,
+    or if a name is not UTF-8.
     """
     paths, is_revision = {name: folder / name} if name else {}, folder.parent.name == REVISIONS
     printed_to = outputs().split()
@@ -304,6 +305,12 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
                 paths[(below / file).as_posix()] = path
         if len(paths) > MAX_ROOT_FILES:
             raise ValueError(f"script.root={folder}: holds more than {MAX_ROOT_FILES} sources: give the program's own")
+    for path in paths.values():
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:  # no record could name it
+            shown = os.fsencode(path).decode(errors="backslashreplace")
+            raise ValueError(f"{shown}: its name is not UTF-8, and a record names all sources: rename it") from None
     return {f"script/{name}": paths[name] for name in sorted(paths)}
 
 

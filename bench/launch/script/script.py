@@ -198,7 +198,8 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         path = user_path(settings.path)
         if not path.is_file():
             remedy = "give the training script, e.g. train_gpt.py"
-            raise ValueError(f"script={settings.path}: there is no such file: {remedy}")
+            problem = "is not a regular file" if path.exists() else "there is no such file"
+            raise ValueError(f"script={settings.path}: {problem}: {remedy}")
         if path.suffix not in (".py", ""):
             remedy = "give a .py file; script.root=DIR script.command='bash train.sh' starts anything else"
             raise ValueError(f"script={settings.path}: is not a Python program: {remedy}")

@@ -156,6 +156,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
             if disturbing := registry.flagging(job.config.instruments):
                 why = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
                 raise ValueError(f"instruments.{disturbing[0]}: {why}")
+            _ = job.own_sources  # raises for a name that no record can have
             jobs[number] = job
         except ValueError as error:
             refused[number] = str(error)
