@@ -100,6 +100,7 @@ def test_todays_config_is_found_whole(results):
     [
         (["optim: {lr: 1.0, b: 2}", "optim: {lr: 2.0, b: 2}"], ["optim.lr"]),
         (["optim: {lr: 1.0}", "optim: {lr: 1.0, momentum: 0.9}"], []),  # only one has it: nothing to compare
+        (["optim: {lr: 1.0}", "optim: {lr: 1.0, fused: true}"], []),  # and that is no switch either
         (["optim: {clip: null}", "optim: {clip: 1.0}"], ["optim.clip"]),  # off is a value
         (["x: {y: 1}\ninstruments: {a: {}}", "x: {y: 1}\ninstruments: {}"], ["instruments.a"]),  # on in one alone
         (["track: {p_value: 0.1}", "track: {p_value: 0.2}"], []),  # the track's own column says it

@@ -145,6 +145,6 @@ def varied(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
             counts[key] += 1
     order = keys({"config": config} for config in configs)
-    is_switch = {key: seen == {"true"} and counts[key] < len(configs) for key, seen in values.items()}
-    differing = [key for key, seen in values.items() if len(seen) > 1 or is_switch[key]]
+    switched = {key for key, num in counts.items() if key.startswith("instruments.") and num < len(configs)}
+    differing = [key for key, seen in values.items() if len(seen) > 1 or (key in switched and seen == {"true"})]
     return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.index)
