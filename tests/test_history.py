@@ -167,7 +167,8 @@ def test_two_planted_regressions_are_found_with_the_commands_that_find_the_commi
 def test_the_answer_begins_with_the_newest_change(planted):
     lines = shown(planted).splitlines()
     assert lines[0].startswith("verdict: SLOWER") and "step_avg_ms changed by +" in lines[0]
-    assert "and 10 more: --json has all" in lines  # of twenty commits
+    assert "to find the commit: " in lines[1] or "to confirm " in lines[1]
+    assert not any("more: --json has all" in line for line in lines)  # all of twenty commits
 
 
 def test_runs_of_another_machine_and_doubtful_clocks_are_no_part_of_a_series(planted, monkeypatch):

@@ -10,13 +10,16 @@ races stay in results/races/.
 import argparse
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from bench.base.paths import REPO, results_root, user_path
+from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.launch import console, ready
 from bench.launch.console import say
+from bench.machine import git
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, plan, planning, runner, worktrees
 from bench.plans.replay import bisect
@@ -62,6 +65,7 @@ class _Search:
             say("bisect", f"BAD is not shown to be worse than GOOD: {remedy}", always=True)
             return self._json(whole, [], {}, None)
         self._threshold = whole.value / 2
+        self._say_most()
         ended = bisect.search(self._repo, self._good, self._bad, self._ask)
         effect = None
         if len(ended.commits) == 1:
@@ -72,11 +76,21 @@ class _Search:
             subject = bisect.subject(self._repo, commit)
             message = f"{commit[:12]} {subject}: {effect or 'cannot be compared'} against its parent"
             say("found", message, always=True)
+            if effect is not None and effect.low <= 0:
+                race = f"./run.sh race {commit[:12]}^ {commit[:12]} n={4 * self._n}"
+                say("bisect", f"this race alone does not show it: confirm with {race} and your settings", always=True)
         else:
             for commit in ended.commits:
                 say("left", f"{commit[:12]} {bisect.subject(self._repo, commit)}", always=True)
             say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
         return self._json(whole, ended.commits, ended.outcome_by_commit, effect)
+
+    def _say_most(self) -> None:
+        """Prints how many commits are raced at most: each race halves those that remain."""
+        num = len(git.run(self._repo, "rev-list", f"{self._good}..{self._bad}").split())
+        runs = f"{self._n} runs of each arm, or {2 * self._n} more if these do not decide"
+        most = counted(math.ceil(math.log2(num)), "commit") if num > 1 else "no further commit"
+        say("bisect", f"{counted(num, 'commit')} between GOOD and BAD: about {most} to race, {runs}")
 
     def _ask(self, commit: str) -> str:
         same = self._known(commit)
@@ -92,6 +106,10 @@ class _Search:
             mark = bisect.answer(change, self._threshold)
             if mark != bisect.UNDECIDED:
                 break
+            if n == self._n:
+                threshold = f"{self._threshold:+.2f} {change.unit}" if change else "the limit"
+                decided = f"not shown above or below {threshold}"
+                say("bisect", f"{commit[:12]}: {change}: {decided}; again, with {2 * n} runs of each arm")
         text = "skipped, undecided" if mark == bisect.UNDECIDED else mark
         subject = bisect.subject(self._repo, commit)
         say("bisect", f"{commit[:12]} {text}: {change or 'cannot be compared'}  {subject}", always=True)

@@ -75,7 +75,7 @@ def _finding(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
     b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
     if kind not in ("slower", "loss"):
         return compared["verdict"] == kind, wording.standalone_verdict(compared)
-    verdict: str
+    verdict, both = "", ""
     if kind == "loss":
         metric = wording.metric_of(loss)
         way = "rise" if metric.sign > 0 else "fall"
@@ -90,11 +90,13 @@ def _finding(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         if ONE_SIDED in compared["flags"]:
             times.append(compared["time_all"] or {"ci95_pct": None})
         verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(times)
+        outside = time["outside"]
+        both = " by both clocks" if outside and not outside["unknown"] else ""
         edges = wording.interval([low, high], 2, " %")
         is_open = high > limit_pct or "not-at-a-planned-look" in compared["flags"]
         is_shown = verdict == "slower" and low > limit_pct
         condition = f"a slowdown of {b} by more than {limit_pct:g} %"
-    end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
+    end = f"95 % interval{both} {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
     state = "shown" if is_shown else "excluded" if not is_open else "not shown" if shown else "not excluded"
     return is_shown if shown else is_open, f"{condition} is {state} ({end})"
 

@@ -32,9 +32,9 @@ SHORT = 10  # displayed characters of a commit's hash
 OF_REVISION = ("script.rev", "script.root")  # settings that may differ within a configuration
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
-    "A commit's value is the mean of its runs of one configuration on one machine.  For times it is geometric, and of "
-    "the first race with two runs that the machine did not disturb, without disturbed ones, or else of the first race: "
-    "commits that share several races look alike, and their steady series would show changes.",
+    "A commit's value is the mean of its runs of one configuration on one machine.  Its time is the geometric mean of "
+    "the undisturbed runs in the first race that has two of them, or, without such a race, of all runs in its first.  "
+    "Later races are ignored, because commits that share races look alike, so that a steady series would show changes.",
     "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest "
     "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "
     "commits; the interval of a change is that of Welch's t test.",
@@ -226,8 +226,9 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         between = f"between {before.sha[:SHORT]} and {after.sha[:SHORT]} ({after.date})"
         sentence = f"{series.measure} changed by {series.step_of(change)} {between}"
         labels = ("better", "worse") if series.measure == "val_loss" else ("faster", "slower")
-        command = f"to find or confirm the commit: {series.command_of(change)}"
-        yield Verdict(sentence, labels[change.step > 0], series.name, [command])
+        is_found = change.after == change.before + 1
+        way = f"to confirm {after.sha[:SHORT]} ({after.subject})" if is_found else "to find the commit"
+        yield Verdict(sentence, labels[change.step > 0], series.name, [f"{way}: {series.command_of(change)}"])
     if not series.changes:
         num = len(series.points)
         sentence, about = f"no change of {series.measure} is shown in {num} commits", "undecided"
@@ -274,7 +275,7 @@ def _section(series: Series, number: int) -> Section:
     ]
     right = (False, True, True, True, False, False)
     heads = ("commit", series.measure, "runs", "suspect", "date", "subject")
-    table = Table(heads, commits, right, limit=10, more=": --json has all", style="tight")
+    table = Table(heads, commits, right, limit=20, more=": --json has all", style="tight")
     return Section(f"{series.name}: {series.machine}", [Chart(drawn), table])
 
 
