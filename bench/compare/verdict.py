@@ -284,11 +284,8 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
 
 def _decide(comparison: Comparison) -> None:
     """Fills in answers, verdict and words, and the flags that depend on the verdict."""
-    loss, time_all, on_time = (
-        comparison["val_loss"],
-        comparison["time_all"],
-        _time_answer(comparison, comparison["time"]),
-    )
+    loss, time_all = comparison["val_loss"], comparison["time_all"]
+    on_time = _time_answer(comparison, comparison["time"])
     steps_answer = questions.steps_answer(comparison["steps_to_target"], _is_at_a_look(comparison))
     is_lower = (
         named(*loss.get("metric", ())).sign * (loss["change"] or 0.0) < 0

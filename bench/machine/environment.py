@@ -216,7 +216,7 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _last_change(folder: str) -> tuple[int, int]:
-    """Returns (number of files below a folder, st_ctime_ns of the one that was changed last), no caches."""
+    """Returns (number of files below a folder, st_ctime_ns of the one that was changed last), without __pycache__."""
     num_files, last_ns, folders = 0, 0, [folder]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:

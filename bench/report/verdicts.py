@@ -153,11 +153,12 @@ def _counted(comparison: Mapping[str, Any]) -> list[str]:
 def _unclaimable(name: str, comparison: Mapping[str, Any]) -> list[str]:
     """Returns that a faster arm's losses are not shown to reach the target, which ./run.sh judge requires."""
     loss = comparison.get("val_loss") or {}
-    if comparison.get("verdict") != "faster" or (loss.get("below_target") or [True])[-1] or loss["p_target"][1] is None:
+    p = (loss.get("p_target") or [None])[-1]
+    if comparison.get("verdict") != "faster" or p is None or loss["below_target"][-1]:
         return []
     metric = wording.metric_of(loss)
     target = f"{metric.better} the target of {loss['target']:g}"
-    p = f"{wording.p_sentence(loss['p_target'][1])}, needed p < {loss['target_p_value']:g}"
+    p = f"{wording.p_sentence(p)}, needed p < {loss['target_p_value']:g}"
     return [f"It cannot be claimed: the mean {metric.name} of {name} is not shown to be {target} ({p})."]
 
 
