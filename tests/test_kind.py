@@ -109,7 +109,7 @@ def test_a_race_that_could_be_claimed_ends_with_the_command_that_judges_it(tmp_p
     race = race_folder.read(folder)
     typed = argparse.Namespace(quiet=False, md=False)
     race_verb._say(folder, race, typed)
-    command = f"    next  ./run.sh judge {race['race_id']}:B --claim NAME judges it as a claim"
+    command = f"then\n          ./run.sh judge {race['race_id']}:B --claim NAME judges it as a claim"
     assert (race_folder.verdicts_of(race)["B"]["verdict"], command in capsys.readouterr().out) == ("faster", True)
     race["result"]["against"]["B"]["val_loss"]["below_target"] = [True, False]
     race_verb._say(folder, race, typed)

@@ -82,6 +82,17 @@ def test_a_record_of_another_environment_says_that_it_was_not_raced(results):
     assert progression(results)[0][1][2]["measured"] == "not raced: another environment"
 
 
+def test_the_baseline_of_a_race_is_no_record_because_its_machine_is_faster(results):
+    in_race = {"race_id": "r", "position": 0, "attempt": 1, "discarded": False}
+    three(results, 10, source="11")
+    three(results, 9, source="22", race=in_race | {"arm": "A"})  # today's default
+    three(results, 8, source="33", race=in_race | {"arm": "B"})
+    race = {"race_id": "r", "baseline": "A", "arms": {}, "result": {"against": {}}}
+    records, ranked = progression(results, races=[race])
+    assert [entry.train_s for entry, _, _ in records] == pytest.approx([10.01, 8.01])
+    assert {entry.status for entry in ranked} == {"was a record", "the baseline of a race", "record"}
+
+
 def test_what_judge_refuses_is_no_record(results):
     three(results, 10, source="11")
     three(results, 8, source="22")

@@ -189,12 +189,15 @@ def progression(
 ) -> list[Step]:
     """Returns the records among a track's entries, oldest first, and sets the entries' status.  judge: failed_rule."""
     records: list[Step] = []
-    order = _order(entries, track_rules, races)
+    order, baselines = _order(entries, track_rules, races), {race["race_id"]: race["baseline"] for race in races}
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
         earlier = [record for record, _, _ in records if record.place == entry.place]
         before = earlier[-1] if earlier else None
         entry.status = _why_no_record(entry, track_rules, earlier, judge or failed_rule)
+        is_baseline = all(row["race_id"] and row["arm"] == baselines.get(row["race_id"]) for row in entry.rows)
+        if not entry.status and earlier and is_baseline:
+            entry.status = "the baseline of a race"  # which nobody claims, though another machine may be faster
         if not entry.status:
             entry.status, entry.number = "record", (before.number or 0) + 1 if before else 1
             if before:

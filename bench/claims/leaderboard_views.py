@@ -25,7 +25,10 @@ from bench.web.document import Block, Chart, Document, Lines, Section, Table, li
 
 MAX_ENTRIES = 20  # most entries shown per track and device in a text
 OPTIONAL = ("by", "certificate", "settings")  # columns that are omitted where no entry has one
-CERTIFICATE = "A certificate is the outcome of ./run.sh replay; 'claimed' marks one that came with the record."
+CERTIFICATE = (
+    "A certificate is the outcome of ./run.sh replay; 'claimed' marks one of a published record, which "
+    "judge --replayed checks on this machine."
+)
 NO_LOSS = "failed, invalid or still running"
 MAX_CHANGES, MAX_VALUE_CHARS = 6, 24  # most changed settings named for a record, and their longest value
 MAX_SETTINGS_CHARS = 60  # most of an entry's settings that a row shows

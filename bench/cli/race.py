@@ -124,7 +124,9 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
     console.say("race", shown(folder))
     for name, compared in verdicts_of(race).items():
         if compared["verdict"] == "faster" and compared["val_loss"].get("below_target") == [True, True]:
-            console.say("next", f"./run.sh judge {race['race_id']}:{name} --claim NAME judges it as a claim")
+            arm = f"{race['race_id']}:{name}"
+            console.say("next", f"./run.sh replay {arm}, whose certificates a claim takes along; then")
+            console.say("", f"./run.sh judge {arm} --claim NAME judges it as a claim")
 
 
 def _raced(args: argparse.Namespace, results: Path, may_be_identical: bool) -> tuple[Path, Race]:
