@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_148,
     "analysis": 8_297,
     "training": 8_846,
-    "compare": 3_444,
+    "compare": 3_447,
     "launch": 7_302,
     "report": 4_479,
-    "plans": 9_359,
+    "plans": 9_361,
     "claims": 3_215,
     "api": 1_348,
-    "cli": 4_507,
+    "cli": 4_512,
     "models": 3_448,
-    "tests": 56_218,
+    "tests": 56_230,
 }
 SLACK = 250
 

@@ -1,5 +1,6 @@
 """A study: equal searches, edges extended, fresh seeds for the race, resumed; trials and races cost no time here."""
 
+import argparse
 import csv
 import json
 import math
@@ -12,6 +13,7 @@ import pytest
 from test_simulation import BASE
 
 from bench.base import metric
+from bench.cli import race
 from bench.cli import study as cli
 from bench.compare import effects, same_loss, verdict
 from bench.machine import leases
@@ -210,7 +212,7 @@ def test_a_budget_of_tokens_holds_the_race_too(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_path, monkeypatch, capsys):
     bench = Bench(tmp_path, monkeypatch, end_after=3)  # a run takes 30 s
-    arguments = [*WORDS[:2], *WORDS[3:], f"budget={2 * 30 * (4 + 1) + 2 * 30 * 4 + 20}s"]
+    arguments = [*WORDS[:2], *WORDS[3:], f"budget={math.ceil(study.RESERVE * (2 * 30 * (4 + 1) + 2 * 30 * 4 + 20))}s"]
     assert cli.main(arguments) == 1 and len(bench.trials) == 3  # one arm is a trial ahead
     assert "tuning optim.lr; they show how many the budget allows" in capsys.readouterr().out
     assert cli.main(arguments) == 0
@@ -227,14 +229,24 @@ def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_pa
     assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "9h", 99.0) == study.MAX_TRIALS
 
 
+def test_a_race_of_a_studys_arms_has_its_alpha(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    assert cli.main([*WORDS[:2], "budget=2trials", *WORDS[3:]]) == 0
+    sweep_id = folder_of(bench).name
+    for typed, alpha in (([], "alpha=0.025"), (["alpha=0.01"], "alpha=0.01")):
+        args = argparse.Namespace(arguments=["n=9", *typed], from_sweep=sweep_id, top=2)
+        assert [word for word in race._requested(args) if word.startswith("alpha=")] == [alpha]
+    assert "race  alpha=0.025: half of the study's, which has two questions" in capsys.readouterr().out
+
+
 def test_trials_that_the_budget_does_not_allow_after_all_are_said(tmp_path, monkeypatch, capsys):
     bench = Bench(tmp_path, monkeypatch)
     walls_s = lambda folder: [30.0 if len(bench.trials) < 3 else 45.0] * len(bench.trials)  # noqa: E731
     monkeypatch.setattr(study, "_walls_s", walls_s)
-    assert cli.main([*WORDS[:2], *WORDS[3:], "budget=560s"]) == 0 and len(bench.trials) == 4
+    assert cli.main([*WORDS[:2], *WORDS[3:], "budget=588s"]) == 0 and len(bench.trials) == 4
     out = capsys.readouterr().out
     assert "study  at most 4 trials per arm of 122,880 tokens each" in out
-    why = "a run takes 45 s, and with one more of each arm the race would end after the budget of 560 s"
+    why = "a run takes 45 s, and with one more of each arm the race would end after the budget of 588 s"
     assert f"study  2 trials per arm instead of 4: {why}\n" in out
 
 

@@ -24,7 +24,7 @@ from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, condition, plan, planning, runner, state, worktrees
 from bench.plans.sweep import points
-from bench.record import named
+from bench.record import named, sweep
 from bench.record.race_folder import Race, verdicts_of
 
 
@@ -178,7 +178,11 @@ def _requested(args: argparse.Namespace) -> list[str]:
     arms = points.winning_arms(folder, args.top)
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")
-    return [*args.arguments, *arms]
+    if not (folder / sweep.STUDY).exists() or any(word.startswith("alpha=") for word in args.arguments):
+        return [*args.arguments, *arms]
+    alpha = f"alpha={sweep.read_study(folder)['alpha'] / 2!r}"
+    console.say("race", f"{alpha}: half of the study's, which has two questions")
+    return [*args.arguments, alpha, *arms]
 
 
 def _with_ranges(words: list[str]) -> list[str]:

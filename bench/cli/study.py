@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
     page = study_page.write(folder)
     print(page.json() if args.json else page.markdown() if args.md else f"\n{page.terminal()}")
     if not args.json:
-        console.say("study", shown(folder / study_page.NAME))
+        figure = f"./run.sh report {folder.name} --png --out DIR saves its figure"
+        console.say("study", f"{shown(folder / study_page.NAME)}; for a paper: study.tex, study.csv, and {figure}")
     return 0
 
 

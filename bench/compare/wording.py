@@ -32,7 +32,8 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the times would give a different verdict",
     effects.ONE_SIDED: "runs of one arm failed or are excluded, and not as many of the other, perhaps the bad ones",
-    effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
+    effects.DISAGREE: "the runs' own clocks alone would give a verdict on the times of all steps, which the launcher's "
+    "clock does not confirm",
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     clocks.MORE_BESIDE: "the candidate takes longer before or after its clock, where it may have trained",
@@ -52,6 +53,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "forced": "numbers were requested although the runs are not comparable",
 }
 MAX_MDE_PCT = 1000
+MAX_NEEDED = 1000  # most runs of each arm that another race is advised to make
 HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
 
 
@@ -224,9 +226,10 @@ def _detects(comparison: Mapping[str, Any], p: float, mde: str, difference: floa
     spreads = [sd for sd in sds if sd is not None]
     sd = math.sqrt(stats.mean(sd * sd for sd in spreads)) if len(spreads) == len(sds) else None
     n = None if plan.get("sequential") else stats.needed_n(difference, sd, alpha)
-    again = (
-        f"race again with n={n} to detect one of this size" if n else "a new race needs far more runs from the start"
-    )
+    again = "a new race needs far more runs from the start"
+    if n:
+        again = f"race again with n={n} to detect one of this size"
+        again = again if n <= MAX_NEEDED else f"one of this size takes over {MAX_NEEDED:,} runs of each arm"
     return f"{least}: {again}, at the alpha of {text_table.two_digits(alpha)} that this one leaves"
 
 

@@ -37,6 +37,7 @@ from bench.record.rows import metric_of, row_of
 STEP = math.sqrt(10)  # factor between the first values
 DIGITS = 3  # significant digits of a value
 MAX_TRIALS = 16  # default limit of an arm: its last values differ by less than seeds do
+RESERVE = 1.05  # of a duration: runs take unequal times, and the race's plan and page some seconds
 OURS = ("tune", "budget", "n", "alpha", "seed")
 Tried = Mapping[str, Mapping[float, float]]  # sweep.trials()
 EXAMPLE = "./run.sh study optim=adamw,mine tune=optim.lr budget=2h"
@@ -80,7 +81,7 @@ def introduce(
     """Prints what planned() returned, what of it is left to run, and how long that would take."""
     number, is_about = study["num_trials"], False
     if budget_s is not None and known_s.keys() == study["arms"].keys():
-        number, is_about = num_trials(study, f"{budget_s:.0f}s", budget_s / sum(known_s.values())), True
+        number, is_about = num_trials(study, f"{budget_s:.0f}s", budget_s / RESERVE / sum(known_s.values())), True
     per_arm = f"{'about ' * is_about}{counted(number or 0, 'trial')} per arm"
     trials = per_arm if number else f"trials of every arm for {budget_s or 0:.0f} s in all"
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
@@ -268,7 +269,7 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
         assert budget_s is not None
         _search(folder, study, runs, 1)
         mean_s = sum(walls_s := _walls_s(folder)) / len(walls_s)
-        number = num_trials(study, f"{budget_s:.0f}s", budget_s / mean_s / len(study["arms"]))
+        number = num_trials(study, f"{budget_s:.0f}s", budget_s / RESERVE / mean_s / len(study["arms"]))
         study["num_trials"] = min(map(len, _search(folder, study, runs, number, budget_s).values()))
         atomic.write_json(folder / sweep.STUDY, study)
     tried, metric = _search(folder, study, runs, study["num_trials"] or 0), sweep.metric_of(study)
@@ -318,7 +319,8 @@ def _search(
             todo = [name for name, losses in tried.items() if len(losses) == fewest]
             if budget_s is not None and len(todo) == num_arms:
                 spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # includes launches
-                if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # with one more trial of each arm and the race
+                all_s = RESERVE * spent_s * (1 + (study["n"] + 2) / fewest)  # with one more trial of each and the race
+                if all_s > budget_s:
                     why = f"a run takes {spent_s / fewest / num_arms:.0f} s, and with one more of each arm the race"
                     why += f" would end after the budget of {budget_s:.0f} s"
                     say("study", f"{counted(fewest, 'trial')} per arm instead of {number}: {why}")
