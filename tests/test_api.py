@@ -139,7 +139,7 @@ def test_a_race_in_a_thread_is_refused_before_it_is_planned(results):
 
 def test_what_an_optional_package_is_needed_for_says_so(raced, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="pandas is not installed: pip install pandas"):
+    with pytest.raises(ImportError, match="pandas is not installed: /.* -m pip install pandas"):
         api.load().to_pandas()
     for function in (api.compare, api.judge, api.explain, api.trace):
         with pytest.raises(ValueError, match=f"{function.__name__}.. (has no arms: give two|needs a name: print)"):

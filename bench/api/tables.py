@@ -5,6 +5,7 @@ No large package is imported here, so that the command shows 10,000 runs in half
 
 import importlib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ def optional(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ImportError(f"{package} is not installed: pip install {package}") from None
+        raise ImportError(f"{package} is not installed: {sys.executable} -m pip install {package}") from None
 
 
 def table(
