@@ -209,7 +209,8 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
     facts["the limits of the control groups"] = [
         [text_of(group / limit) for limit in CPU_LIMITS] for group in _cgroups("cpu")
     ]
-    folders = {site.getusersitepackages(), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+    folders = {site.getusersitepackages(), *site.getsitepackages()}
+    folders |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     prefixes = [Path(python).parent.parent for python in pythons]
     folders |= {str(path) for prefix in prefixes for path in prefix.glob("lib/python*/site-packages")}
     return facts | {f"the Python code in {folder}": _last_change(folder) for folder in sorted(folders)}
