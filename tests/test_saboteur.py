@@ -101,7 +101,7 @@ os.setpriority(os.PRIO_PROCESS, pid, 3)  # which every later run of A gets from 
 def test_what_changes_the_race_that_starts_the_other_arm_ends_it(raced):
     code, out, runs = raced(SLOWS)
     assert code == 1 and len(runs) < 3, out
-    assert re.search("verdict: while .* of B ran, the priority of this race changed", out), out
+    assert re.search("verdict: while .* of B ran, the priority changed, which all runs", out), out
 
 
 PLANTS = """
@@ -118,7 +118,7 @@ def test_a_file_that_a_run_puts_into_the_installed_python_ends_the_race(raced, t
     folder.mkdir(parents=True)
     code, out, runs = raced(PLANTS, f"script.env={{PLANT: {folder / 'fast.pth'}}}")
     assert code == 1 and len(runs) < 3, out
-    assert re.search(f"verdict: while .* of B ran, the Python code in {folder} of this race changed", out), out
+    assert re.search(f"verdict: while .* of B ran, the Python code in {folder} changed, which all", out), out
 
 
 def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, monkeypatch):

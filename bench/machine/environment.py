@@ -213,7 +213,7 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
     folders |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     prefixes = [Path(python).parent.parent for python in pythons]
     folders |= {str(path) for prefix in prefixes for path in prefix.glob("lib/python*/site-packages")}
-    return facts | {f"the Python code in {folder}": _last_change(folder) for folder in sorted(folders)}
+    return facts | {f"the Python code in {private.redact(folder, REPO)}": _last_change(folder) for folder in folders}
 
 
 def _last_change(folder: str) -> tuple[int, int]:

@@ -186,7 +186,8 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
             done = race.slots[slot.position]
             if changed := [name for name, value in environment.surroundings(pythons).items() if value != before[name]]:
                 run_name, _ = done.attempts[-1]
-                return "abandoned", f"while {run_name} of {done.arm} ran, {changed[0]} of this race changed"
+                meanwhile = f"while {run_name} of {done.arm} ran"
+                return "abandoned", f"{meanwhile}, {changed[0]} changed, which all runs of this race share"
             if why := _spoilt(race, done, arm, strays):
                 return "abandoned", why
             if _decided_at_look(race, done):
