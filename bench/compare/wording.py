@@ -226,10 +226,9 @@ def _detects(comparison: Mapping[str, Any], p: float, mde: str, difference: floa
     spreads = [sd for sd in sds if sd is not None]
     sd = math.sqrt(stats.mean(sd * sd for sd in spreads)) if len(spreads) == len(sds) else None
     n = None if plan.get("sequential") else stats.needed_n(difference, sd, alpha)
-    again = "a new race needs far more runs from the start"
-    if n:
-        again = f"race again with n={n} to detect one of this size"
-        again = again if n <= MAX_NEEDED else f"one of this size takes over {MAX_NEEDED:,} runs of each arm"
+    again = f"race again with n={n} to detect one of this size"
+    again = again if n else "a new race needs far more runs from the start"
+    again = again if not n or n <= MAX_NEEDED else f"one of this size takes over {MAX_NEEDED:,} runs of each arm"
     return f"{least}: {again}, at the alpha of {text_table.two_digits(alpha)} that this one leaves"
 
 
