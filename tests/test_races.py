@@ -638,6 +638,17 @@ def test_a_track_that_judges_steps_asks_for_steps_and_another_code_for_time():
     assert plan.question_of(facts, "time") == ("time", "the arms differ in code")
 
 
+def test_an_arm_of_a_commit_is_shown_with_its_subject(results, real_facts, tmp_path, capsys):
+    real_runs.git(tmp_path, "init", "-q")
+    real_runs.git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Average the weights")
+    commit = real_runs.git(tmp_path, "rev-parse", "HEAD").strip()
+    planned, _ = planning.planned(plan.parse_request(["A=", "B=goal.num_steps=100"]), results.folder)
+    planned["arms"]["B"]["overrides"] = [f"script.root={tmp_path}", f"script.rev={commit}"]
+    runner.introduce(planned, results.folder)
+    out = capsys.readouterr().out
+    assert f"script.rev={commit[:12]} ({commit[:7]} Average the weights), config" in out and commit not in out
+
+
 def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_facts, capsys):
     folder = planning.begin(plan.parse_request(["A=", "B=optim=muon"]), results.folder)
     runner.introduce(state.read(folder, results.folder).plan, results.folder)

@@ -122,6 +122,9 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
         return
     print("\n" + (report.markdown() if args.md else report.terminal()))
     console.say("race", shown(folder))
+    words = [word for arm in race["arms"].values() for word in arm["overrides"] or ()]
+    if len(race["arms"]) > 2 and any(word.startswith("script.rev=") for word in words):
+        console.say("next", "./run.sh history shows the commits in their order, and where the speed changed")
     for name, compared in verdicts_of(race).items():
         if compared["verdict"] == "faster" and compared["val_loss"].get("below_target") == [True, True]:
             arm = f"{race['race_id']}:{name}"

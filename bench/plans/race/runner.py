@@ -1,5 +1,6 @@
 """Runs a planned race to its end or to an interrupt: its runs in order, the planned looks, the result."""
 
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, text_table, utc
-from bench.base.paths import REPO
+from bench.base.paths import REPO, user_path
 from bench.compare import comparison, questions, searching, selection, target
 from bench.launch.console import Bars, say
 from bench.launch.nodes import joining
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
-from bench.machine import code_copy, environment, leases, processes
+from bench.machine import code_copy, environment, git, leases, processes
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, condition, plan, planning, state, worktrees
 from bench.plans.race.state import Slot, State
@@ -21,6 +22,7 @@ from bench.record import failures, ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
 MAX_CHARS = 120  # of an arm's description on the terminal; the plan has it all
+WHOLE_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")  # of a commit
 
 
 class DiskError(ValueError):
@@ -80,8 +82,8 @@ def introduce(design: Mapping[str, Any], results: Path) -> None:
         say("race", f"every arm: {' '.join(common)}")
     abouts = race_folder.about(design["arms"])
     for name, arm in design["arms"].items():
-        commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
-        say("race", f"{name}: {text_table.middle(abouts[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
+        about = text_table.middle(WHOLE_HASH.sub(r"\1", abouts[name]), MAX_CHARS)
+        say("race", f"{name}: {about}{_commit(arm)}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division: {deviation}")
     say("plan", f"{design['race_id']}: {_about_plan(design)}; results stay hidden until the race ends")
@@ -95,6 +97,14 @@ def introduce(design: Mapping[str, Any], results: Path) -> None:
             say("plan", f"{name}: {left}, since {num} of these arms left {100 * earlier.weight:.0f} % of it")
     for why in _in_the_way_of_a_claim(design):
         say("plan", f"the race will have a verdict, but ./run.sh judge would refuse a claim: {why}")
+
+
+def _commit(arm: Mapping[str, Any]) -> str:
+    """Returns " (03d3a59 Average the weights)", the commit of an arm that is a revision; "" for another arm."""
+    settings = dict(word.partition("=")[::2] for word in arm["overrides"])
+    root, commit = settings.get("script.root"), settings.get("script.rev") or (arm["rev"] and arm["commit"])
+    shown = commit and git.ask(user_path(root) if root else REPO, "log", "-1", "--format=%h %s", commit, "--")
+    return f" ({shown.strip()})" if shown else f" ({commit[:8]})" if commit else ""
 
 
 def _about_plan(design: Mapping[str, Any]) -> str:
