@@ -65,7 +65,7 @@ BUDGET = {
     "config": 3_247,
     "machine": 4_497,
     "data": 1_680,
-    "record": 7_406,
+    "record": 7_407,
     "web": 1_148,
     "analysis": 8_297,
     "training": 8_846,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_349,
     "cli": 4_515,
     "models": 3_448,
-    "tests": 56_241,
+    "tests": 56_247,
 }
 SLACK = 250
 

@@ -96,6 +96,12 @@ def test_one_log_missing_among_others_is_found(folder):
     assert failed_rules(folder) == {"artifacts are unchanged": "logs/rank1.log is missing"}
 
 
+def test_a_link_that_a_dashboard_makes_among_its_own_files_is_no_fault(folder):
+    (folder / "dashboards/wandb/offline-run-1").mkdir(parents=True)
+    (folder / "dashboards/wandb/latest-run").symlink_to("offline-run-1")
+    assert verification.report(folder)["passed"]
+
+
 def test_an_unrecorded_file_is_found(folder):
     (folder / "code" / "patch.py").write_text("")
     assert failed_rules(folder) == {"nothing is unrecorded": "code/patch.py is not listed"}

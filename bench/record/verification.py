@@ -183,6 +183,7 @@ def nothing_is_unrecorded(files: RunFiles, run: Record) -> tuple[bool, str]:
     paths = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
     entries = plain_file.entries_below(files.folder)
     linked = [os.path.relpath(entry, files.folder) for entry in entries if entry.is_symlink() and not entry.is_file()]
+    linked = [path for path in linked if not DERIVED.fullmatch(path)]  # W&B makes one
     names = map(plain_file.name_in_utf8, paths)
     unlisted = [name for name in names if not any(name == of or name.startswith(f"{of}/") for of in not_kept)]
     sentences = [f"{path} is not listed" for path in unlisted + sorted(missing)]
