@@ -551,7 +551,7 @@ def test_commits_that_train_alike_are_not_raced_and_the_comment_says_so(tmp_path
     assert subprocess.run(watch, cwd=repo, env=env, capture_output=True).returncode == 0
     first, _, why, job = (repo / "speedrun/comment.md").read_text().strip().split("\n\n")
     assert first == "<!-- speedrun -->\n### There is nothing to compare"
-    assert why.startswith("`A and B have the same config (") and job == "The job passes: no times were compared."
+    assert why.startswith("`A and B train the same program: ") and job == "The job passes: no times were compared."
     assert not (repo / "speedrun/results/races").exists()
     git(repo, "mv", "train.py", "other.py")
     git(repo, "commit", "-q", "-m", "another script")

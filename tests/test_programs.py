@@ -261,21 +261,23 @@ def test_a_repository_whose_settings_name_programs_runs_none_of_them(tmp_path, r
     assert (folder / "engine" / "steps.py").is_file() and not ran.exists()
 
 
-def test_two_revisions_that_differ_in_documentation_alone_are_not_raced_for_a_job(tmp_path, repository):
+def test_two_revisions_that_differ_in_documentation_and_comments_alone_are_not_raced_for_a_job(tmp_path, repository):
     root, commits = shutil.copytree(repository, tmp_path / "theirs", symlinks=True), []
     for name, text in (("README.md", "how to run"), ("table.bin", "of numbers")):
         (root / name).write_text(text)
-        real_runs.git(root, "add", "-f", name)
+        (root / "scripts/base_train.py").write_text((root / "scripts/base_train.py").read_text() + f"\n# {text}\n")
+        real_runs.git(root, "add", "-f", name, "scripts/base_train.py")
         real_runs.git(root, "commit", "-qm", name)
         commits.append(real_runs.git(root, "rev-parse", "HEAD").strip())
     program = [f"script.root={root}", *STARTS["module"], *FREE, "n=2", "--anyway", "--fail-on", "slower:1%"]
     documented = [f"A.rev={commits[0]}~1", f"B.rev={commits[0]}"]
     done = real_runs.bench(tmp_path / "results", "race", *documented, *program, timeout_s=60, code=0)
-    assert "differ only by noise: nothing was raced, and no condition of --fail-on holds" in done.stdout
+    same = "A and B train the same program: their files differ at most in documentation and comments"
+    assert f"{same}: nothing was raced, and no condition of --fail-on holds" in done.stdout
     assert not (tmp_path / "results" / "races").exists()
     every = [f"A.rev={commits[0]}~1", f"B.rev={commits[0]}", f"C.rev={commits[1]}", "--dry-run"]
     done = real_runs.bench(tmp_path / "results", "race", *every, *program[:-2], timeout_s=60, code=0)
-    assert "B is omitted: it has the config and code of A" in done.stdout and "2 runs per arm" in done.stdout
+    assert "B is omitted: it trains the same program as A" in done.stdout and "2 runs per arm" in done.stdout
     assert "race  C: " in done.stdout and "race  B: " not in done.stdout
 
 

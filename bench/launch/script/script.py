@@ -20,7 +20,7 @@ from bench.base import credentials, private
 from bench.base.paths import REPO, user_path
 from bench.config import schema, user_code
 from bench.data.sources.source import data_root
-from bench.machine import git, sandbox
+from bench.machine import code_state, git, sandbox
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing of a script but its lines
 DATA = "data/fineweb10B"
@@ -269,11 +269,13 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
 
 
 def content_sha256(root: Path) -> str:
-    """Returns a hash of all files in a folder of checked_out(), except documentation; of links, of where they lead."""
+    """Returns a hash of all files in a folder of checked_out(), except documentation: of links, where they lead, and of
+    Python sources, what remains without comments and docstrings."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.is_symlink() or path.is_file() and not path.name.lower().endswith(DOCUMENTATION):
             content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
+            content = code_state.normalised(content) if path.suffix == ".py" else content
             digest.update(os.fsencode(path.relative_to(root)) + b"\0" + hashlib.sha256(content).digest())
     return digest.hexdigest()
 

@@ -197,7 +197,7 @@ def _without_repeats(facts: Facts, wanted: Mapping[str, Any]) -> Facts:
     if len(kept) < 2:
         return facts
     for name, same in same_as.items():
-        say("race", f"{name} is omitted: it has the config and code of {same}")
+        say("race", f"{name} is omitted: it trains the same program as {same}")
     return kept
 
 
@@ -211,6 +211,8 @@ def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
             given = sorted({*arm.get("overrides", ())} ^ {*other.get("overrides", ())})
             effect = f"; {', '.join(given)}: the default anyway, or no part of a config" if given else ""
             same = f"have the same config ({_trained(arm)[0]}{effect}) and code, so they differ only by noise"
+            if "without_rev" in arm:
+                same = "train the same program: their files differ at most in documentation and comments"
             remedy = "./run.sh calibrate measures it, and --anyway races them"
             if arm.get("commit") != other.get("commit"):
                 remedy += "; without script=FILE, revisions are the harness's own and not those of your repository"
