@@ -209,7 +209,7 @@ def test_a_verdict_that_rests_on_runs_that_one_arm_may_have_excluded_is_none():
     cheat = compare(a, suspect_at(b, 1, 2, 4, 5))
     assert (cheat["time"]["n"], cheat["verdict"]) == ([6, 2], "inconclusive")
     assert {"verdict-depends-on-exclusions", "one-sided-exclusions"} <= set(cheat["flags"])
-    assert "0 of A and 4 of B failed or were disturbed, perhaps the bad ones (it is +14." in cheat["words"]
+    assert "0 of A and 4 of B failed or were disturbed, perhaps the bad ones (+14." in cheat["words"]
     a, b = raced(FAST, [*SLOW, 6.0])  # one run, which reverses the change
     assert compare(a, suspect_at(b, 5))["verdict"] == "inconclusive"
     a, b = raced(FAST[:3], [9.0, 9.01, 12.0])  # one of three

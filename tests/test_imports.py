@@ -70,14 +70,14 @@ BUDGET = {
     "analysis": 8_297,
     "training": 8_846,
     "compare": 3_446,
-    "launch": 7_302,
+    "launch": 7_304,
     "report": 4_479,
-    "plans": 9_372,
+    "plans": 9_374,
     "claims": 3_215,
     "api": 1_349,
     "cli": 4_515,
     "models": 3_448,
-    "tests": 56_247,
+    "tests": 56_251,
 }
 SLACK = 250
 

@@ -102,6 +102,8 @@ def test_several_candidates_share_holms_p_of_their_losses():
     for outcome in together.values():
         assert outcome["val_loss"]["p_holm"] == pytest.approx(2 * alone["val_loss"]["p"])
         assert outcome["verdict"] == "inconclusive" and "after Holm" in outcome["words"]
+        assert "add runs to detect smaller ones" in outcome["words"]  # without a plan
+        assert "p counts after Holm's correction for several candidates, without which these" in outcome["words"]
 
 
 def test_losses_that_cannot_be_compared_are_not_comparable_whatever_the_times_are():

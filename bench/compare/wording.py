@@ -201,7 +201,7 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
     p = loss["p"] if loss.get("p_holm") is None else loss["p_holm"]
     more = ""
     if mde and verdict == "inconclusive" and p >= alpha:
-        more = f"; {_detects(comparison, p, mde, loss['change'], loss['sd'])}"
+        more = f"; {_detects(comparison, loss, mde)}"
     return f"{b} against {a}: {change} ({numbers}){more}"
 
 
@@ -214,21 +214,25 @@ def _why_alpha(comparison: Mapping[str, Any]) -> str:
     return ", ".join(whys or ["that of its plan"])
 
 
-def _detects(comparison: Mapping[str, Any], p: float, mde: str, difference: float, sds: Sequence[float | None]) -> str:
+def _detects(comparison: Mapping[str, Any], measure: Mapping[str, Any], mde: str) -> str:
     """Returns the smallest change that these runs can detect, and how to detect one of the size that was measured."""
     plan, time, least = comparison["plan"], comparison["time"], f"these runs can only detect changes above {mde}"
-    least, alpha = f"{least} (MDE, 80 % power)", time["alpha"]
-    if alpha <= p < stats.ALPHA:  # the interval excludes 0, and yet it is not enough
+    least, alpha, p, share = f"{least} (MDE, 80 % power)", time["alpha"], measure["p"], 1.0
+    if p < alpha:  # but not after Holm
+        least = f"p counts after Holm's correction for several candidates, without which {least}"
+        share = p / measure["p_holm"]
+    elif p < stats.ALPHA:  # the interval excludes 0, and yet it is not enough
         least = f"p is not below the alpha of {apart(alpha, p)} ({_why_alpha(comparison)}); {least}"
     if not plan:
         return f"{least}: add runs to detect smaller ones"
     alpha *= math.exp(effects.log_left(time, comparison["on"]))
-    spreads = [sd for sd in sds if sd is not None]
-    sd = math.sqrt(stats.mean(sd * sd for sd in spreads)) if len(spreads) == len(sds) else None
-    n = None if plan.get("sequential") else stats.needed_n(difference, sd, alpha)
+    is_loss = measure is comparison["val_loss"]
+    difference = measure["change"] if is_loss else math.log1p(measure["change_pct"] / 100)
+    sds = measure["sd"] if is_loss else [cv and cv / 100 for cv in measure.get("cv_pct") or [None]]
+    sd = None if None in sds else math.sqrt(stats.mean([sd * sd for sd in sds]))
+    n = None if plan.get("sequential") else stats.needed_n(difference, sd, share * alpha)
     again = f"race again with n={n} to detect one of this size"
-    again = again if n else "a new race needs far more runs from the start"
-    again = again if not n or n <= MAX_NEEDED else f"one of this size takes over {MAX_NEEDED:,} runs of each arm"
+    again = again if n and n <= MAX_NEEDED else "a new race needs far more runs from the start"
     return f"{least}: {again}, at the alpha of {text_table.two_digits(alpha)} that this one leaves"
 
 
@@ -367,9 +371,7 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
     if effects.ONE_SIDED in comparison["flags"] or effects.is_reversed(time, everything["change_pct"]):
         lacking = (num - n for num, n in zip(comparison["started"], time["n"], strict=True))
         runs = " and ".join(f"{num} of {name}" for num, name in zip(lacking, comparison["arms"], strict=True))
-        more = (
-            "" if everything is time else f" (it is {everything['change_pct']:+.2f} % with those that were disturbed)"
-        )
+        more = "" if everything is time else f" ({everything['change_pct']:+.2f} % with the disturbed ones)"
         return f"{runs} failed or were disturbed, perhaps the bad ones{more}: race again on a quiet machine"
     if effects.rests_on_clipping(time):
         return f"it is {time['unclipped_pct']:+.2f} % once outlying runs count in full"
@@ -377,11 +379,9 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
     if time["floor_pct"] > time["margin_pct"]:
         coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"
         return f"{coarse}: measure on a quiet machine and calibrate again"
-    if (p := time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
+    if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
         return f"the difference is not beyond the noise floor of {floor} %"
-    mde = mde_text(time["mde_pct"]).removeprefix("over ")
-    cvs_pct = time.get("cv_pct") or [None]
-    return _detects(comparison, p, mde, math.log1p(time["change_pct"] / 100), [cv and cv / 100 for cv in cvs_pct])
+    return _detects(comparison, time, mde_text(time["mde_pct"]).removeprefix("over "))
 
 
 def _losses_sentence(comparison: Mapping[str, Any]) -> str:
