@@ -92,6 +92,15 @@ def test_an_inconclusive_race_says_how_many_runs_another_one_needs_at_the_alpha_
     assert (wording.apart(0.02504, 0.025), wording.apart(0.025, 0.02504)) == ("0.02504", "0.025")
 
 
+def test_one_of_several_candidates_needs_the_runs_of_the_alpha_that_holm_leaves_it():
+    plan = {"n": 4, "looks": [4], "alpha": 0.05}
+    compared = raced(USUAL_S, b_losses=[2.9838, 2.9938, 2.9738, 2.9838], on="loss", plan=plan)
+    loss = compared["val_loss"]
+    loss["p"], loss["p_holm"] = 0.03, 0.3  # of ten candidates
+    n = stats.needed_n(loss["change"], 0.01 * math.sqrt(2 / 3), 0.1 * 0.025)
+    assert f"race again with n={n} to detect one of this size" in wording._detects(compared, loss, "0.02 nats")
+
+
 def test_what_the_verdict_on_the_loss_rests_on_is_its_own_test_and_not_that_of_times():
     shown = [
         verdicts.document_of((), [raced(USUAL_S, on=on) | {"about": ["a", "b"]}]).terminal() for on in ("time", "loss")

@@ -51,8 +51,8 @@ IN_QUERY = re.compile(
 )
 WORD = r"pass(?:word|wd|phrase)|pwd|secret|credentials?"
 KEY = (
-    r"(?:api|access|secret|private|auth|account|encryption|signing|client|ssh|hf|huggingface|wandb|openai|anthropic|github"
-    r"|gitlab)[_-]?key|apikey"
+    r"(?:api|access|secret|private|auth|account|encryption|signing|client|ssh|hf|huggingface|wandb|openai|anthropic"
+    r"|github|gitlab)[_-]?key|apikey"
 )
 TOKEN = r"(?:access|auth|api|refresh|bearer|session|hf|hub|huggingface|wandb|gh|github|gitlab|bot|private)[_-]?token"
 NAMED = re.compile(rf".*pass(?:word|wd|phrase)|(?:.*[_.-])?(?:{WORD}|{KEY}|{TOKEN})", re.I)

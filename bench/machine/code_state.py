@@ -261,7 +261,7 @@ def write(
 
 
 def kept(record: Path | str) -> Path:
-    """Returns the code/ of a run folder, which may be somebody else's, for whoever reads or runs what is in it.
+    """Returns the code/ of a run folder, which may be somebody else's, so that its files can be read or run.
 
     Raises Damaged if it is or holds a link, which may lead to a private file, or a .git, whose settings git would obey.
     """
