@@ -17,7 +17,7 @@ from bench.cli import judge
 from bench.config import identity, schema
 from bench.plans.race import planning
 from bench.record import ledger, line_count, race_folder
-from bench.report import verdicts
+from bench.report import basis
 
 WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was left out", "every record matches the ledger"
 OWN_SEED, PLAN = "every run has its own seed", "the plan is as strict as the track"
@@ -64,9 +64,7 @@ def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkey
     folder = results.race(monkeypatch, hurt={3: "interrupt", 6: "interrupt"})
     compared = race_folder.verdicts_of(race_folder.read(folder))["B"]
     assert "run-again" in compared["flags"] and compared["run_again"] == [0, 2]
-    assert "0 runs of the baseline and 2 of the candidate were interrupted and run again" in str(
-        verdicts.basis(compared)
-    )
+    assert "0 runs of the baseline and 2 of the candidate were interrupted and run again" in str(basis.basis(compared))
     for limit in (2, None):  # the free track allows any number
         rules = schema.TrackRules(**vars(claimed.config().track.rules) | {"max_interrupted": limit})
         track = dataclasses.replace(claimed.config().track, rules=rules)

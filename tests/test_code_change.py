@@ -8,7 +8,7 @@ from real_runs import git
 from bench.analysis.diagnosis import code_diff
 from bench.machine import code_state
 from bench.plans.race import worktrees
-from bench.report import verdicts
+from bench.report import basis
 from bench.web.document import Columns
 
 
@@ -96,15 +96,15 @@ def test_a_patch_that_does_not_fit_and_a_run_without_code_are_said(repo, tmp_pat
 def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
     files = [{"path": "models/a.py", "added": 2, "removed": 1}, {"path": "x.bin", "added": None, "removed": None}]
     change = {"files": files, "patch": "+a\x1b[31m\n-b\n", "is_cut": False, "unknown": None}
-    text = Columns(verdicts.source(change, patch=False)).text(False)
+    text = Columns(basis.source(change, patch=False)).text(False)
     expected = ["models/a.py      +2       -1", "x.bin        binary   binary", "", "--diff shows the lines"]
     assert text.splitlines()[2:] == expected
-    shown = Columns(verdicts.source(change))
+    shown = Columns(basis.source(change))
     assert shown.text(False).endswith("\n\n+a\\x1b[31m\n-b\n")  # no escape sequence reaches the terminal
     assert "````diff\n+a\\x1b[31m" in shown.text(True) and '<pre tabindex="0">+a' in shown.html()
-    assert verdicts.source(None) == []
+    assert basis.source(None) == []
     unknown = {"files": [], "patch": "", "is_cut": False, "unknown": "why"}
-    assert Columns(verdicts.source(unknown)).text(False).endswith("unknown: why")
+    assert Columns(basis.source(unknown)).text(False).endswith("unknown: why")
 
 
 @pytest.fixture

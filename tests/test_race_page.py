@@ -11,7 +11,8 @@ from kept_records import EVIL, RECORDS, add
 
 from bench.cli import report as cli
 from bench.record import race_folder
-from bench.report import race_page, verdicts
+from bench.report import basis, race_page, verdicts
+from bench.web.document import Columns
 
 TIME = {
     "change_pct": 5.0,
@@ -110,7 +111,7 @@ def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
 @pytest.mark.parametrize("changes", [{}, {"on": "loss"}, {"comparable": False}, {"excluded": []}])
 def test_the_first_lines_say_on_how_many_runs_a_verdict_rests_where_some_are_excluded(changes):
     facts = {"on": "time", "comparable": True, "arms": ["A", "B"], "started": [14, 2], "excluded": [EXCLUDED] * 12}
-    (verdict,) = verdicts.verdicts({"B": candidate(**facts | changes)})
+    (verdict,) = verdicts.verdicts({"B": candidate(**facts | changes)}, {})
     note = "It rests on 2 of 14 runs of A and 2 of 2 runs of B; 12 disturbed runs are excluded."
     for text in (verdict.text(False).splitlines()[-1], verdict.text(True).splitlines()[-1], verdict.html()):
         assert (note in text) == (not changes)
@@ -126,7 +127,7 @@ def test_the_first_lines_say_on_how_many_runs_a_verdict_rests_where_some_are_exc
 )
 def test_the_first_lines_say_if_disturbed_runs_are_counted(changes, note):
     facts = {"on": "time", "comparable": True, "arms": ["A", "B"], "started": [2, 2], "flags": ["suspect-runs"]}
-    (verdict,) = verdicts.verdicts({"B": candidate(**facts | changes)})
+    (verdict,) = verdicts.verdicts({"B": candidate(**facts | changes)}, {})
     needed = f"{note} They count here, but a claim needs undisturbed runs."
     assert [line.strip() for line in verdict.text(False).splitlines() if "machine" in line] == [needed] * bool(note)
 
@@ -152,8 +153,31 @@ def test_each_line_below_the_numbers_of_several_candidates_says_whose_it_is():
     assert verdicts.numbers("A", {"B": waived}).blocks[-1].lines == [same]
 
 
+def test_a_text_on_several_candidates_says_once_what_holds_for_all_of_them():
+    shared, own = "the machine was busy", "1 run of B cannot be trusted"
+    change = {"files": [{"path": "a.py", "added": 1, "removed": 2}], "patch": "", "is_cut": False, "unknown": None}
+    setting = {"kind": "config", "what": "optim.lr", "a": [1], "b": [2]}
+    b = candidate(reasons=[shared, own, "of two"], differences=[setting], code_change=change, flags=["n=1", "forced"])
+    against = {"B": b, "C": candidate(reasons=[shared], flags=["n=1"], differences=[])}
+    against["D"] = candidate(reasons=[shared, "of two"])
+    shown = Columns(basis.in_brief("A", against, {"B": ["slow"], "C": ["slow"], "D": []})).text(False)
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines.count(f"- {shared}") == 1 and {f"- {own}", "- B, D: of two", "B, C: slow"} <= {*lines}
+    meanings = basis.wording.FLAGS
+    assert {f"- B, C: n=1: {meanings['n=1']}", f"- B: forced: {meanings['forced']}"} <= {*lines}
+    assert [line.split("  ")[0] for line in lines[-3:]] == ["B", "C", "D"]
+    assert "optim.lr=2" in lines[-3] and lines[-3].endswith("a.py +1 -2") and "optim" not in lines[-2]
+
+
+def test_a_candidate_that_is_a_commit_is_called_by_it():
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    against = {"B": candidate(words="slower: it is so"), "C": candidate(words="slower: it is so")}
+    b, c = verdicts.verdicts(against, {"B": f"script=a.py script.rev={commit}", "C": "seed=1"})
+    assert "B (0123456): " in b.text(False) and "B (0123456): " in b.html() and "C: " in c.text(True)
+
+
 def test_the_flags_in_markdown_are_a_table_with_a_head():
-    shown = "\n".join(block.text(True) for block in verdicts.basis(candidate(flags=["n=1"])))
+    shown = "\n".join(block.text(True) for block in basis.basis(candidate(flags=["n=1"])))
     head, rule, row = shown.splitlines()[-3:]
     assert head.startswith("| flag | meaning") and set(rule) == {"|", "-"} and row.startswith("| n=1  | a single run")
 
@@ -165,13 +189,13 @@ def test_values_that_differ_are_cut_one_by_one_and_never_until_they_look_alike()
     for nth in (2, 6):
         other = [*hashes[:nth], "f" * 64, *hashes[nth + 1 :]]
         data = {"kind": "data", "what": name, "a": [hashes, None], "b": [other, "a word"]}
-        (section,) = verdicts.differences("A", "B", {"differences": [data]})
+        (section,) = basis.differences("A", "B", {"differences": [data]})
         row = section.text(True).splitlines()[-1]
         _, _, what, a, b, _ = (cell.strip() for cell in re.split(r"(?<!\\)\|", row))
         assert what == name and a != b and a.endswith("-") and b.endswith("a word")
         assert "1" * 12 in a and "1" * 13 not in a and section.html().count("f" * 64) == 1  # a page has all
     text = {"kind": "config", "what": "x", "a": ["a" * 99, "b" * 99], "b": ["c" * 99]}
-    (section,) = verdicts.differences("A", "B", {"differences": [text]})
+    (section,) = basis.differences("A", "B", {"differences": [text]})
     shown = section.text(False)
     assert f"{'b' * 21} " in shown and "b" * 45 not in shown and "…" in shown
 

@@ -115,8 +115,8 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
     """Prints how a race ended, and where its folder is; with --quiet only the verdicts."""
     from bench.report import race_page, verdicts
 
-    hint = f"./run.sh compare {race['race_id']} --why"
-    report = race_page.document_of(race, options=verdicts.Options(hint=hint))
+    command = f"./run.sh compare {race['race_id']} "
+    report = race_page.document_of(race, options=verdicts.Options(command=command))
     if args.quiet and not args.md:
         print("\n".join(verdict.text(False) for verdict in report.verdicts))
         return

@@ -12,6 +12,7 @@ from bench.base.reading.damage import reading_record
 FOLDER = "races"
 CACHES = ".caches.tmp"  # compilers' caches, in the folder of a race until it ends
 ARMS = "RACE_ARMS"  # variable of the runs of a race: the folders of its arms' scripts
+WHOLE_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")  # of a commit
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # {variable: subfolder of CACHES}
 STAIRCASE = "ladder.html"  # the page in the folder of a race of the ladder
 NAME = re.compile(r"\w[\w.-]*")  # no slashes or "..": the id may come from a foreign record

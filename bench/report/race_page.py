@@ -131,6 +131,7 @@ def _arm(
     name: str, arm: race_folder.Arm, baseline: str, shared: Sequence[str], with_code: bool, against: Against
 ) -> tuple[list[str], str]:
     own = " ".join(override for override in arm.get("overrides") or [] if override not in shared)
+    own = race_folder.WHOLE_HASH.sub(r"\1", own)
     facts = [fact for fact in (arm.get("name"), code(own)) if fact]
     counts = ["baseline" if name == baseline else "", _code(arm) if with_code else ""]
     counts += [f"config {arm['config_id']}" if arm.get("config_id") else ""]
@@ -150,7 +151,11 @@ def _code(arm: race_folder.Arm) -> str:
 def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
     none = Verdict(f"no verdict: {race.get('why') or 'the race has not ended'}", "")
     num = sum(not look.get("planned") for look in race.get("looks") or [])
-    *most, last = verdicts.verdicts(against) or [none]
+    about = {
+        name: f"rev={arm.get('commit')}" if arm.get("rev") else " ".join(arm.get("overrides") or ())
+        for name, arm in race["arms"].items()
+    }
+    *most, last = verdicts.verdicts(against, about) or [none]
     if race.get("unplanned_look") and num:
         doubt = f"Interim looks that were not planned: {num}. The verdict is not evidence."
         last = replace(last, notes=[*last.notes, doubt])

@@ -19,6 +19,7 @@ from bench.compare.same_loss import SameLoss
 from bench.record import race_folder, run_folder, sweep
 from bench.record.rows import Row, row_of
 from bench.report import curves, race_page, run_facts, verdicts
+from bench.report.basis import basis
 from bench.web.chart import Spec, chart_of_arms
 from bench.web.document import Block, Chart, Columns, Document, Lines, Section, Table, Verdict, and_, link
 
@@ -88,7 +89,7 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
         verdict = replace(verdict, notes=[*verdict.notes, doubt])
     timed = [Verdict(_sentence(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
     rows = _rows(study, trials, arms, against, same)
-    rests = [Section(f"{name} against {baseline}", verdicts.basis(facts)) for name, facts in against.items()]
+    rests = [Section(f"{name} against {baseline}", basis(facts)) for name, facts in against.items()]
     tuned = chart_of_arms(
         "study-tuned",
         f"{metric.name} by {study['tune']}",

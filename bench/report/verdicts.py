@@ -4,36 +4,32 @@ All content comes from the Comparisons.  The document of a race (race_page.py) h
 is always {name of the candidate: bench.compare.verdict.Comparison}, as in race.json, which may be of an older version.
 """
 
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.analysis.diagnosis import between_runs
-from bench.base import escape, text_table
+from bench.base import escape
 from bench.base.paths import brief
 from bench.base.text_table import counted
-from bench.compare import questions, wording
+from bench.compare import wording
 from bench.compare.selection import Arm
+from bench.record.race_folder import WHOLE_HASH
 from bench.record.rows import metric_of
 from bench.report import curves, run_page
+from bench.report.basis import basis, differences, in_brief
 from bench.web import document, forest
-from bench.web.document import Block, Bullets, Chart, Columns, Document, Hint, Lines, Section, Table, code, link
+from bench.web.document import Block, Chart, Columns, Document, Hint, Lines, Section, Table, code, link
 
 Against = Mapping[str, Mapping[str, Any]]  # {candidate: Comparison}; an older race lacks some keys
 
-MAX_DIFFERENCES = 40  # most differences shown in a text
-MAX_FILES = 12
-MAX_CHARS = 44  # longest differing value shown in full in a text
-HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-SIGNS = {"added": "+", "removed": "-"}  # lines of a file
 CSV_COLUMNS = (
     *("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit"),
     *("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate"),
 )
+REVISION = re.compile(r"\brev=([0-9a-f]{7})[0-9a-f]{33}\b")
 WITHIN_RUN = "within-run times, for diagnosis only"
 PANELS = (  # (key of the comparison, title, (meaning of a negative change, of a positive one))
     ("time", "Train time", ("faster", "slower")),
@@ -49,7 +45,7 @@ class Options:
 
     patch: bool = False  # the full diff of the source
     why: bool = False  # where the time went
-    hint: str = "--why"  # the option that shows where the time went
+    command: str = ""  # of which --why and --diff are options, with a space at its end; "": the one just typed
 
 
 SHORT = Options()
@@ -69,7 +65,12 @@ def document_of(
     title = f"{document.and_(names[1:])} against {names[0]}"
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)] if at is not None else []
     about = [brief(text) for text in about]  # without local paths, because answers are sent to others
-    who = document.Arms([(name, [setting], counts(against, name)) for name, setting in zip(names, about, strict=True)])
+    who = document.Arms(
+        [
+            (name, [WHOLE_HASH.sub(r"\1", setting)], counts(against, name))
+            for name, setting in zip(names, about, strict=True)
+        ]
+    )
     charts = [Chart(spec) for spec in curves.charts_of_arms(named)]
     blocks = [
         *answer(who, (), against, options),
@@ -78,29 +79,40 @@ def document_of(
         Section("Runs", [_runs(arm, at) for arm in named if at is not None]),
         diagnosis(against, options),
     ]
-    return Document(title, verdicts(against), blocks, page_title=f"Comparison: {title}")
+    return Document(
+        title, verdicts(against, dict(zip(names, about, strict=True))), blocks, page_title=f"Comparison: {title}"
+    )
 
 
 def answer(who: document.Arms, extra: Sequence[Block], against: Against, options: Options) -> list[Block]:
     """Returns arms, what the verdicts rest on, the picture of the changes and the numbers.
 
-    Of several candidates the picture and the numbers come first, and a page folds what is about one of them.
+    Of several candidates the picture and the numbers come first; a page folds what is about one of them, and a text
+    without the diffs says once what several verdicts rest on.
     """
-    names = [name for name, *_ in who.arms]
-    changes = {name: differences(names[0], name, facts, options.patch) for name, facts in against.items()}
-    drawn, numbered = panels(against, names), numbers(names[0], against)
+    baseline, *_ = names = [name for name, *_ in who.arms]
+    changes = {
+        name: differences(baseline, name, facts, options.patch, options.command) for name, facts in against.items()
+    }
+    drawn, numbered = panels(against, names), numbers(baseline, against)
     picture = document.Drawn("verdict", "Verdict", forest.plot(drawn), forest.height_px(drawn))
     pictures = [document.Picture(picture)] if drawn else []
     if len(against) > 1:
-        pairs = [
-            Section(
-                f"{name} against {names[0]}",
-                [Lines([*_sentences(names[0], name, facts)]), *basis(facts), *changes[name]],
-                is_folded=True,
-            )
-            for name, facts in against.items()
-        ]
-        return [*pictures, numbered, Section("Arms", [who, *extra]), Section("What each verdict rests on", pairs)]
+        rests = "What each verdict rests on"
+        if not options.patch:
+            others = {name: [*_sentences(baseline, name, facts, False)] for name, facts in against.items()}
+            hint = Hint(f"{options.command}--diff shows this for each arm, and the lines that it changes")
+            pairs: list[Block] = [*in_brief(baseline, against, others), hint]
+        else:
+            pairs = [
+                Section(
+                    f"{name} against {baseline}",
+                    [Lines([*_sentences(baseline, name, facts)]), *basis(facts), *changes[name]],
+                    is_folded=True,
+                )
+                for name, facts in against.items()
+            ]
+        return [*pictures, numbered, Section("Arms", [who, *extra]), Section(rests, pairs)]
     sides = [Section("Arms", [who, *extra, *(block for blocks in changes.values() for block in blocks)])]
     sides += [Section("What the verdict rests on", basis(facts)) for facts in against.values()]
     return [Columns(sides), *pictures, numbered]
@@ -120,13 +132,17 @@ def _runs(arm: Arm, at: Path | str) -> Section:
 # ---- the verdicts, and what they rest on
 
 
-def verdicts(against: Against) -> list[document.Verdict]:
-    """Returns the verdict on each candidate, with how many runs it rests on if any was disturbed, and earlier races."""
+def verdicts(against: Against, about: Mapping[str, str]) -> list[document.Verdict]:
+    """Returns the verdict on each candidate, with how many runs it rests on if any was disturbed, and earlier races.
+
+    about: {arm: its overrides}; a candidate that is a commit is called "B (d459b8a)".
+    """
+    commits = {name: REVISION.search(text) for name, text in about.items()}
     return [
         document.Verdict(
             str(comparison.get("words")),
             str(comparison.get("verdict")),
-            name,
+            f"{name} ({commit[1]})" if (commit := commits.get(name)) else name,
             [*_counted(comparison), *_unclaimable(name, comparison), *_earlier(comparison.get("earlier_races"))],
         )
         for name, comparison in against.items()
@@ -186,28 +202,6 @@ def counts(against: Against, name: str) -> str:
     text += f", {timed} counted" if comparison.get("comparable") and timed not in (None, started) else ""
     text += "" if num_steps is None else f", {num_steps} steps"
     return text + ("" if certificate is None else f"; replayed: {certificate}")
-
-
-def basis(comparison: Mapping[str, Any]) -> list[Block]:
-    """Returns what a verdict rests on: comparability, what is compared, the noise floor, the flags."""
-    lines = [f"comparable: {'yes' if comparison['comparable'] else 'NO'}"] if "comparable" in comparison else []
-    if comparison.get("on"):  # missing from an older race.json, as is kind_words
-        lines.append(f"question: {questions.QUESTIONS[comparison['on']]}")
-    is_about_times = comparison.get("on") != "loss"
-    if comparison.get("kind_words") and is_about_times:
-        lines.append(f"compared: {comparison['kind_words']}")
-    if is_about_times and (floor_pct := (comparison.get("time") or {}).get("floor_pct")) is not None:
-        kept = comparison.get("calibration")
-        source = f"calibrated, {kept['file']}" if kept else "not calibrated"
-        lines.append(f"noise floor: {text_table.two_digits(floor_pct)} % ({source})")
-    lines += wording.design_sentences(comparison)
-    flags = [
-        (flag, wording.FLAGS.get(flag, "").format(*comparison.get("run_again") or ()))
-        for flag in comparison.get("flags") or ()
-    ]
-    listed = Table(("flag", "meaning"), flags)
-    folded = [Section(f"Flags: {', '.join(flag for flag, _ in flags)}", [listed], is_folded=True)] if flags else []
-    return [Lines(lines, is_soft=True), Bullets(comparison.get("reasons") or ()), *folded]
 
 
 # ---- the picture
@@ -274,13 +268,14 @@ def _loss_sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> 
     return wording.loss_sentences(comparison.get("val_loss") or {}, (baseline, name))
 
 
-def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Iterator[str]:
+def _sentences(baseline: str, name: str, comparison: Mapping[str, Any], with_losses: bool = True) -> Iterator[str]:
     """Yields what the table does not say: the other questions, the losses, both clocks."""
     for question, answer in (comparison.get("answers") or {}).items():
         is_said = question == comparison["on"] or (question == "loss" and answer["verdict"] not in ("better", "worse"))
         if not is_said:
             yield f"{question}, {answer['verdict'].replace('_', ' ')}: {answer['words']}"
-    yield from _loss_sentences(baseline, name, comparison)
+    if with_losses:
+        yield from _loss_sentences(baseline, name, comparison)
     if by_launcher := (comparison.get("time") or {}).get("outside"):
         yield f"by the launcher's clock, which includes validations: {wording.outside_text(by_launcher)}"
     if everything := comparison.get("time_all"):
@@ -289,58 +284,7 @@ def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Itera
         yield f"including the excluded runs: {change}, n = {everything['n'][0]} and {everything['n'][1]}"
 
 
-# ---- what differs, what is excluded, where the time went
-
-
-def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: bool = True) -> list[Block]:
-    """Returns a table of the facts in which a candidate differs from the baseline, and the change of its source."""
-    differing = comparison.get("differences") or []
-    if not differing:
-        return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
-    kinds = Counter(difference["kind"] for difference in differing)
-    title = f"{name} against {baseline}: what differs ({', '.join(f'{kind}: {num}' for kind, num in kinds.items())})"
-    rows = [[fact["kind"], code(fact["what"]), *_values(fact["a"], fact["b"])] for fact in differing]
-    suffix = " differences: --json has all"
-    listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, suffix)
-    return [Section(title, [listed, *source(comparison.get("code_change"), patch)], is_folded=True)]
-
-
-def _values(*sides: Sequence[Any]) -> list[document.Shown]:
-    """Returns the values of each arm, shortened in text unless the arms would then look the same."""
-    shown = [" | ".join(text_table.middle(_value(value), MAX_CHARS) for value in values) for values in sides]
-    if len(set(shown)) < len(sides):
-        shown = [" | ".join(map(_value, values)) for values in sides]
-    whole = [" | ".join(map(_whole, values)) for values in sides]
-    return [document.Shown(text, short=short) for text, short in zip(whole, shown, strict=True)]
-
-
-def _whole(value: object) -> str:
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
-def _value(value: object) -> str:
-    """Returns a value as text, with hashes shortened to 12 digits."""
-    if isinstance(value, list):
-        return ", ".join(map(_value, value))
-    return value[:12] if isinstance(value, str) and HASH.fullmatch(value) else _whole(value)
-
-
-def source(change: Mapping[str, Any] | None, patch: bool = True) -> list[Block]:
-    """Returns the files of the source that differ.  patch: also return the diff, as far as it was recorded."""
-    if not change:
-        return []
-    if change["unknown"]:
-        return [Lines([f"source: what changed is unknown: {change['unknown']}"], is_soft=True)]
-    files = sorted(change["files"], key=lambda file: -(file["added"] or 0) - (file["removed"] or 0))
-    rows = [
-        [file["path"], *("binary" if file[key] is None else f"{sign}{file[key]}" for key, sign in SIGNS.items())]
-        for file in files
-    ]
-    listed = Table(("source", "added", "removed"), rows, [False, True, True], "", MAX_FILES, " files")
-    if not patch:
-        return [listed, Hint("--diff shows the lines")]
-    cut = [Lines(["The change is longer than what is recorded."], is_soft=True)] if change["is_cut"] else []
-    return [listed, document.Verbatim(change["patch"], "diff"), *cut]
+# ---- what is excluded, where the time went
 
 
 def excluded(against: Against) -> Section:
@@ -362,7 +306,7 @@ def diagnosis(against: Against, options: Options) -> Section | Columns:
         ]
         return Section("Diagnosis", parts)
     diagnoses = {name: facts for name, facts in diagnoses.items() if facts.get("regions") or facts.get("traces")}
-    hint = [Hint(f"{options.hint} shows where the time went")] if diagnoses else []
+    hint = [Hint(f"{options.command}--why shows where the time went")] if diagnoses else []
     on_time = {name: (facts.get("answers") or {}).get("time", facts)["verdict"] for name, facts in against.items()}
     diagnoses = {name: facts for name, facts in diagnoses.items() if on_time[name] in ("faster", "slower")}
     causes = {name: cause for name, facts in diagnoses.items() if (cause := between_runs.cause(facts))}

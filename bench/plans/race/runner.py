@@ -1,6 +1,5 @@
 """Runs a planned race to its end or to an interrupt: its runs in order, the planned looks, the result."""
 
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from bench.record import failures, ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
 MAX_CHARS = 120  # of an arm's description on the terminal; the plan has it all
-WHOLE_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")  # of a commit
 
 
 class DiskError(ValueError):
@@ -82,7 +80,7 @@ def introduce(design: Mapping[str, Any], results: Path) -> None:
         say("race", f"every arm: {' '.join(common)}")
     abouts = race_folder.about(design["arms"])
     for name, arm in design["arms"].items():
-        about = text_table.middle(WHOLE_HASH.sub(r"\1", abouts[name]), MAX_CHARS)
+        about = text_table.middle(race_folder.WHOLE_HASH.sub(r"\1", abouts[name]), MAX_CHARS)
         say("race", f"{name}: {about}{_commit(arm)}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division: {deviation}")
