@@ -322,9 +322,10 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
     assert [folder for folder in cached if not folder.exists()] == [*cached[:2], cached[6]]  # all but the newest four
     comment = (repo / "speedrun" / "comment.md").read_text()
     assert comment.startswith("<!-- speedrun -->\n### The head is slower than the base\n\n") and "<details>" in comment
-    assert f"\nA is the base, `{base[:7]} change 0`  \nB is the head, `{head[:7]} change 1`  \n\nverdict:" in comment
+    assert f"\nBase: `{base[:7]} change 0`  \nHead: `{head[:7]} change 1`  \n\nverdict:" in comment
+    assert f"**SLOWER**  Head ({head[:7]}) is " in comment
     assert "To find the commit" not in comment  # there is one
-    assert "\n\nThe job fails: a slowdown of B by more than 1 % is shown (95 % interval" in comment
+    assert "\n\nThe job fails: a slowdown of Head by more than 1 % is shown (95 % interval" in comment
     assert git(repo, "status", "--porcelain") == ""
     assert str(repo) not in comment and summary.read_text() == comment
     assert "-X POST repos/o/r/issues/7/comments -F body=@speedrun/comment.md" in (temp / "gh.log").read_text()
@@ -445,7 +446,7 @@ def test_the_comment_says_first_what_happened_then_what_was_raced_and_why_the_jo
     done, comment = of_a_stand_in(tmp_path, "HEAD~1", "HEAD", code=code, stderr=f"--fail-on {stderr}", verdict=answer)
     first, arms, given, reason, details, *rest = comment.split("\n\n")
     assert (done.returncode, first) == (code, f"<!-- speedrun -->\n### {headline}")
-    assert re.fullmatch("A is the base, `.* change 0`  \nB is the head, `.* change 1`  ", arms)
+    assert re.fullmatch("Base: `.* change 0`  \nHead: `.* change 1`  ", arms)
     assert (given, reason) == (f"{label}{verdict}  \n1 earlier race", f"The job {job}.")
     assert details.startswith("<details>") and rest == ["track free", "## Arms", "</details>\n"]
 
@@ -463,12 +464,12 @@ def test_the_comment_of_a_slower_head_of_several_commits_has_the_command_that_fi
 
 def test_a_job_that_raced_nothing_says_so_in_its_comment(tmp_path):
     """Else the comment of an earlier job would stay."""
-    head = "B is the head, `.{7} change 1`  \n\n"
+    head = "Head: `.{7} change 1`  \n\n"
     mark = "<!-- speedrun -->\n### The head could not be compared with the base\n\n"
     error = "race: script=x.py: there is no `such` file"
     done, comment = of_a_stand_in(tmp_path, "HEAD~1", "HEAD", code=2, stderr=f"conf\n{error}", has_raced=False)
     beginning, why, end = re.fullmatch("(?s)(.*  \n\n)`(.*)`\n\n(.*)", comment).groups()
-    assert re.fullmatch(f"{mark}A is the base, `.{{7}} change 0`  \n{head}", beginning)
+    assert re.fullmatch(f"{mark}Base: `.{{7}} change 0`  \n{head}", beginning)
     assert (done.returncode, why, end) == (2, error.replace("`", ""), "The job fails: no times were compared.\n")
     for option in ("--dry-run", "--look=R", "--resume", "--abandon", "--help"):
         done, comment = of_a_stand_in(tmp_path, "HEAD~1", "HEAD", option)
@@ -515,9 +516,13 @@ def test_ci_races_a_commit_with_what_it_follows_also_in_a_shallow_clone(tmp_path
 
     default = yaml.safe_load((REPO / ".ci" / "action.yml").read_text())["inputs"]["base"]["default"]
     assert default == "${{ github.event_name == 'push' && github.event.before || format('{0}^1', github.sha) }}"
-    assert watched("merge", f"{names['merge']}^1") == (0, [names["main"], names["merge"]], "5")
+    assert watched("merge", f"{names['merge']}^1") == (
+        0,
+        [f"Base.rev={names['main']}", f"Head.rev={names['merge']}"],
+        "5",
+    )
     for base, expected in (("0" * 40, names["change^"]), ("main", names["main"]), (fork, fork)):
-        assert watched("change", base) == (0, [expected, names["change"]], "5")
+        assert watched("change", base) == (0, [f"Base.rev={expected}", f"Head.rev={names['change']}"], "5")
     code, stderr, _ = watched("change", "1" * 40)
     assert code == 2 and f"watch: {'1' * 40} is neither in this clone nor on its origin: check out with" in stderr
     code, stderr, _ = watched("change", "2" * 40, "/nowhere")
@@ -551,7 +556,9 @@ def test_commits_that_train_alike_are_not_raced_and_the_comment_says_so(tmp_path
     assert subprocess.run(watch, cwd=repo, env=env, capture_output=True).returncode == 0
     first, _, why, job = (repo / "speedrun/comment.md").read_text().strip().split("\n\n")
     assert first == "<!-- speedrun -->\n### There is nothing to compare"
-    assert why.startswith("`A and B train the same program: ") and job == "The job passes: no times were compared."
+    assert (
+        why.startswith("`Base and Head train the same program: ") and job == "The job passes: no times were compared."
+    )
     assert not (repo / "speedrun/results/races").exists()
     git(repo, "mv", "train.py", "other.py")
     git(repo, "commit", "-q", "-m", "another script")

@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_396,
-    "config": 3_247,
+    "config": 3_268,
     "machine": 4_497,
     "data": 1_680,
-    "record": 7_407,
+    "record": 7_408,
     "web": 1_148,
     "analysis": 8_297,
     "training": 8_846,
     "compare": 3_446,
     "launch": 7_304,
-    "report": 4_479,
-    "plans": 9_374,
+    "report": 4_586,
+    "plans": 9_376,
     "claims": 3_215,
     "api": 1_349,
-    "cli": 4_515,
+    "cli": 4_517,
     "models": 3_448,
-    "tests": 56_260,
+    "tests": 56_300,
 }
 SLACK = 250
 

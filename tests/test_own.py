@@ -261,7 +261,11 @@ def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(projec
     known = "optim.mix of both use a number default none, set in conf/ only with optim=mine now "
     assert shown("mix", "optim=mine") == f"{known}0.2, from conf/optim/mine.yaml"
     assert shown("optim.mix").startswith(f"{known}not a setting of this run; with optim=mine it is 0.2, from")
-    assert "optim.mix, only with optim=mine of both [a number]" in shown("optim")
+    assert "only with optim=mine: mix" in shown("optim")
+    origins = explain.Origins(["optim=mine"])
+    job = explain.commented(compose.compose(["optim=mine"]), origins)
+    optim = re.search(r"\noptim:\n((?:  .*\n)+)", job)[1]
+    assert "# of both [a number; " in optim and "# of all [a number" in optim and "AdamW" not in optim
     both = "rate; with optim=mine: of all use a number of 0 or more; with optim=mine: a number default"
     assert both in shown("optim.weight_decay")  # of AdamW and of one's own
     with pytest.raises(ValueError, match="optim.mixx=0.3: did you mean mix[?] optim.name=opt.py:Config takes name, lr"):

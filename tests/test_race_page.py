@@ -171,9 +171,12 @@ def test_a_text_on_several_candidates_says_once_what_holds_for_all_of_them():
 
 def test_a_candidate_that_is_a_commit_is_called_by_it():
     commit = "0123456789abcdef0123456789abcdef01234567"
-    against = {"B": candidate(words="slower: it is so"), "C": candidate(words="slower: it is so")}
+    against = {"B": candidate(words="no verdict: few"), "C": candidate(words="no verdict: few")}
     b, c = verdicts.verdicts(against, {"B": f"script=a.py script.rev={commit}", "C": "seed=1"})
-    assert "B (0123456): " in b.text(False) and "B (0123456): " in b.html() and "C: " in c.text(True)
+    assert b.text(False).endswith("  B (0123456): few") and "B (0123456): " in b.html()
+    assert c.text(True).endswith("  C: few")
+    (b,) = verdicts.verdicts({"B": candidate(words="B is slower than A")}, {"B": f"rev={commit}"})
+    assert b.text(False).endswith("  B (0123456) is slower than A") and b.html().count("0123456") == 1
 
 
 def test_the_flags_in_markdown_are_a_table_with_a_head():

@@ -119,7 +119,7 @@ def test_help_of_a_setting_that_this_run_lacks_says_what_has_it():
 
 def test_help_of_a_group_lists_its_choices_and_settings():
     text = explain.help_of("optim", [])
-    assert "optim=muon" in text and "optim.lr = 0.0018" in text and "optim.muon_lr, only with optim=muon" in text
+    assert "optim=muon" in text and "optim.lr = 0.0018" in text and "only with optim=muon: muon_lr, " in text
     assert "optim/schedule=cosine" in explain.help_of("optim/schedule", [])
 
 

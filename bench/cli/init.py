@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     _parser().parse_args(argv)
     folder = Path(working_folder()).absolute()
     if folder.is_relative_to(REPO):
-        raise ValueError(f"{folder}: this is the harness's own folder: create a folder of your own and cd into it")
+        raise ValueError(f"{folder}: lies in the harness's own folder: create one outside of {REPO} and cd into it")
     for source in sorted(path for path in STARTER.rglob("*") if path.suffix in (".py", ".yaml")):
         name = source.relative_to(STARTER)
         if os.path.lexists(folder / name):

@@ -72,7 +72,9 @@ def _parser() -> arguments.Parser:
         "every arm has; budget=2h, 8trials (of each arm) or 500Mtokens; n=5 (runs of each in the race), alpha=0.05, "
         "seed=0 (of the trials); key=value for all arms",
     )
-    parser.flag("--dry-run", help="check the arms, print what would be run and how long it would take; run nothing")
+    parser.flag(
+        "--dry-run", help="check the arms, print what would be run and, as far as earlier runs tell, how long it takes"
+    )
     parser.flag("--anyway", help=ready.ANYWAY)
     parser.forms("print what the study found", "print study.md", says_more=True)
     return parser

@@ -73,6 +73,9 @@ def shown(path: Path) -> str:
 def commented(config: schema.Config, origins: Origins) -> str:
     """Returns the config as YAML, with each setting's meaning, allowed values and value's origin as a comment."""
     settings, group_meanings = meanings.settings(), meanings.groups()
+    if config.optim is not None:  # a class of the user's own may mean something else by a name
+        settings |= meanings.of_class(type(config.optim), "optim.")
+        settings |= meanings.of_class(type(config.optim.schedule), "optim.schedule.")
 
     def comment(key: str) -> str:
         if key in group_meanings:
@@ -173,10 +176,16 @@ def _group_text(key: str, settings: dict[str, meanings.Setting], now: Origins) -
         inside = [(setting, value) for setting, value in inside if value != MISSING]
     if inside:
         lines += ["", "settings, as this run has them (./run.sh run --help KEY says more of one):"]
+    others: dict[str, list[str]] = {}
+    is_of_run = any(value != MISSING for _, value in inside)  # else those of a choice are all that there is to show
     for setting, value in inside:
         shown = f", only with {' or '.join(setting.brought_by)}" if value == MISSING else f" = {_yaml(value)}"
+        if value == MISSING and is_of_run:
+            others.setdefault(" or ".join(setting.brought_by), []).append(setting.key.removeprefix(f"{key}."))
+            continue
         lines.append(_wrapped(setting.key + shown, 2, 6))
         lines.append(_wrapped(f"{setting.meaning} [{setting.allowed}]", 6, 6))
+    lines += [_wrapped(f"only with {choices}: {', '.join(names)}", 2, 6) for choices, names in others.items()]
     return "\n".join(lines)
 
 

@@ -143,6 +143,18 @@ def _settings_of_class(
             yield from _settings_of_class(chosen, f"{key}.", (f"{group}={choice}",), shared)
 
 
+def of_class(cls: Any, path: str) -> dict[str, Setting]:
+    """Returns {key: setting} of the fields of a dataclass, under a path such as "optim.", without nested ones."""
+    hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
+    plain = [field for field in dataclasses.fields(cls) if not dataclasses.is_dataclass(parts_of(hints[field.name])[0])]
+    return {
+        path + field.name: Setting(
+            path + field.name, comments.get(field.name, ""), allowed(hints[field.name]), default_of(field)
+        )
+        for field in plain
+    }
+
+
 def _settings_of_lists() -> Iterator[Setting]:
     """Yields the settings of instruments and exporters; comments in their yamls end with the allowed values in []."""
     for group in LISTS:

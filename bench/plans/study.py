@@ -15,11 +15,11 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from bench.base import atomic
+from bench.base import atomic, stats
 from bench.base.metric import VAL_LOSS, Metric
 from bench.base.paths import REPO
-from bench.base.stats import ALPHA
 from bench.base.text_table import counted
 from bench.base.units import seconds_of
 from bench.config import groups, multirun, overrides, schema
@@ -36,6 +36,7 @@ from bench.record.rows import metric_of, row_of
 
 STEP = math.sqrt(10)  # factor between the first values
 DIGITS = 3  # significant digits of a value
+MIN_TRIALS = 3  # of an arm, unless budget= gives their number: its own value and one on either side
 MAX_TRIALS = 16  # default limit of an arm: its last values differ by less than seeds do
 RESERVE = 1.05  # of a duration: runs take unequal times, and the race's plan and page some seconds
 OURS = ("tune", "budget", "n", "alpha", "seed")
@@ -202,7 +203,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[sweep.Study, str]:
         "starts": {name: _start([*common, *arm], arm[0], typed["tune"]) for name, arm in arms.items()},
         "seed": race.get("first_seed", 0),
         "n": race.get("n", plan.N),
-        "alpha": race.get("alpha", ALPHA),
+        "alpha": race.get("alpha", stats.ALPHA),
         "tokens": 0,
         "num_trials": None,
         "race_id": None,
@@ -246,16 +247,18 @@ def _budget_s(study: sweep.Study, budget: str) -> float | None:
 
 
 def num_trials(study: sweep.Study, budget: str, num_rounds: float) -> int:
-    """Returns the number of trials of each arm that the budget allows beside the race. Raises ValueError for none.
+    """Returns the number of trials of each arm that the budget allows beside the race.
 
-    num_rounds: how often a run of each arm fits in the budget.
+    num_rounds: how often a run of each arm fits in the budget. Raises ValueError for fewer trials than MIN_TRIALS.
     """
     number = min(MAX_TRIALS, int(num_rounds) - study["n"] - 1)
-    if number < 1:
-        num_runs = len(study["arms"]) * (study["n"] + 2)
-        least = f"{(study['n'] + 2) / num_rounds:.2g} times as much" if num_rounds else "more"
-        why = f"a trial of each arm and the race with its warm-ups are {num_runs} runs"
-        raise ValueError(f"budget={budget}: {why}: give {least}, fewer steps, or a smaller n than {study['n']}")
+    if number < MIN_TRIALS:
+        num_rounds_needed = study["n"] + 1 + MIN_TRIALS
+        num_runs = len(study["arms"]) * num_rounds_needed
+        least = f"{num_rounds_needed / num_rounds:.2g} times as much" if num_rounds else "more"
+        why = f"{MIN_TRIALS} trials of each arm, without which nothing is tuned, and the race with its warm-ups are"
+        remedy = f"give {least}, fewer steps or validations, or a smaller n than {study['n']}"
+        raise ValueError(f"budget={budget}: {why} {num_runs} runs: {remedy}, or budget=2trials for fewer")
     return number
 
 
@@ -268,7 +271,8 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
     if study["num_trials"] is None:
         assert budget_s is not None
         _search(folder, study, runs, 1)
-        mean_s = sum(walls_s := _walls_s(folder)) / len(walls_s)
+        mean_s, train_s = stats.mean(_walls_s(folder)), stats.mean(_walls_s(folder, "train_s"))
+        say("study", f"a run takes {mean_s:.0f} s, of which it trains {train_s:.0f} s")
         number = num_trials(study, f"{budget_s:.0f}s", budget_s / RESERVE / mean_s / len(study["arms"]))
         study["num_trials"] = min(map(len, _search(folder, study, runs, number, budget_s).values()))
         atomic.write_json(folder / sweep.STUDY, study)
@@ -336,9 +340,9 @@ def _search(
     return tried
 
 
-def _walls_s(folder: Path) -> list[float]:
-    """Returns the seconds from start to end of each trial."""
-    return [row_of(run_folder.read(point.folder))["wall_s"] or 0.0 for point in sweep.points(folder) if point.folder]
+def _walls_s(folder: Path, key: Literal["wall_s", "train_s"] = "wall_s") -> list[float]:
+    """Returns the seconds of each trial from its start to its end, or those in which it trained."""
+    return [row_of(run_folder.read(point.folder))[key] or 0.0 for point in sweep.points(folder) if point.folder]
 
 
 def _point(study: sweep.Study, name: str, tried: Mapping[float, float]) -> list[str]:

@@ -138,15 +138,14 @@ def verdicts(against: Against, about: Mapping[str, str]) -> list[document.Verdic
     about: {arm: its overrides}; a candidate that is a commit is called "B (d459b8a)".
     """
     commits = {name: REVISION.search(text) for name, text in about.items()}
-    return [
-        document.Verdict(
-            str(comparison.get("words")),
-            str(comparison.get("verdict")),
-            f"{name} ({commit[1]})" if (commit := commits.get(name)) else name,
-            [*_counted(comparison), *_unclaimable(name, comparison), *_earlier(comparison.get("earlier_races"))],
-        )
-        for name, comparison in against.items()
-    ]
+    shown = []
+    for name, comparison in against.items():
+        commit, words = commits.get(name), str(comparison.get("words"))
+        label = f"{name} ({commit[1]})" if commit else name
+        sentence = f"{label}{words.removeprefix(name)}" if words.startswith(f"{name} ") else words
+        notes = [*_counted(comparison), *_unclaimable(name, comparison), *_earlier(comparison.get("earlier_races"))]
+        shown.append(document.Verdict(sentence, str(comparison.get("verdict")), label, notes))
+    return shown
 
 
 def _counted(comparison: Mapping[str, Any]) -> list[str]:
