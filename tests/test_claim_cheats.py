@@ -266,6 +266,19 @@ def test_a_lost_race_repeated_with_another_digit_is_a_dropped_one(results, monke
     assert list(evidence) == [DROPPED] and f"in race {lost.name}" in evidence[DROPPED]
 
 
+def test_a_race_without_a_verdict_and_the_next_one_are_claimed_with_the_command_that_both_say(
+    results, monkeypatch, capsys
+):
+    first = results.kept_race(monkeypatch, pct=0)
+    capsys.readouterr()
+    won = results.race(monkeypatch)
+    out, both = capsys.readouterr().out, f"{first.name}:B {won.name}:B"
+    assert f"next  ./run.sh replay {both}, whose certificates" in out and f"./run.sh judge {both} --claim NAME" in out
+    evidence = failed(won)
+    assert list(evidence) == [DROPPED] and f"claim them too: ./run.sh judge {both}" in evidence[DROPPED]
+    assert failed(f"{first.name}:B", f"{won.name}:B") == {}
+
+
 def test_arms_of_one_race_may_be_near_each_other(results, monkeypatch):
     assert failed(results.race(monkeypatch, b="optim.beta2=0.9501")) == {}
 

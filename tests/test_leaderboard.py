@@ -79,7 +79,7 @@ def test_the_same_config_and_code_in_a_later_session_or_setting_is_no_new_record
 def test_a_record_of_another_environment_says_that_it_was_not_raced(results):
     three(results, 10, source="11")
     three(results, 8, source="22", change=lambda run: run["environment"].update(torch="9.9"))
-    assert progression(results)[0][1][2]["measured"] == "not raced: another environment"
+    assert progression(results)[0][1][2]["measured"] == "times of two environments"
 
 
 def test_the_baseline_of_a_race_is_no_record_because_its_machine_is_faster(results):

@@ -668,7 +668,13 @@ def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_
     runner.introduce(planned, results.folder)
     out = capsys.readouterr().out
     assert "judge would refuse a claim: B is in the open division\n" in out
+    assert "track  B is in the open division: goal.num_steps: 100 instead of 120\n" in out
     assert "B: this checkout, with uncommitted changes, config" in out and "A: the default at HEAD" in out
+
+
+def test_what_several_arms_deviate_in_is_said_once():
+    deviations = {"A": ["x"], "B": ["x", "y", "z"], "C": ["x", "y"]}
+    assert runner._by_arms(deviations) == {"all arms are": ["x"], "B and C are": ["y"], "B is": ["z"]}
 
 
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):

@@ -104,7 +104,7 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     folder = folder_of(bench)
     facts = sweep.read_study(folder)
     tried = sweep.trials(folder, facts)
-    assert {name: sweep.best_of(losses) for name, losses in tried.items()} == {"Adamw": 0.018, "Muon": 0.00126}
+    assert {name: sweep.best_of(losses) for name, losses in tried.items()} == {"AdamW": 0.018, "Muon": 0.00126}
     plan = (bench.results.folder / "races" / facts["race_id"] / "plan.json").read_text()
     assert '"first_seed": 1' in plan and '"alpha": 0.025' in plan and "optim.lr=0.00126" in plan
     out = capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     for text in (out, (folder / "study.md").read_text(), (folder / "study.html").read_text()):
         assert "What the verdict on the loss rests on" in text and "Flags: uncalibrated" in text  # those of its race
     rows = list(csv.reader((folder / "study.csv").read_text().splitlines()))
-    assert [row[0] for row in rows] == ["arm", "Adamw (baseline)", "Muon"] and rows[2][1:4] == [
+    assert [row[0] for row in rows] == ["arm", "AdamW (baseline)", "Muon"] and rows[2][1:4] == [
         "optim.lr=0.00126",
         rows[2][2],
         "5",
@@ -127,7 +127,7 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     tex = (folder / "study.tex").read_text()
     assert (
         tex.count(r"\\") == 6
-        and tex.count("Adamw (baseline) & ") == 2
+        and tex.count("AdamW (baseline) & ") == 2
         and "95 \\% interval" in tex
         and "val\\_loss" in tex
     )
@@ -135,7 +135,7 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     race_page = (bench.results.folder / "races" / facts["race_id"] / "race.html").read_text()
     for html in (page, race_page):
         assert "pysource, gpt2, 4 layers of width 128, 120 steps of 1,024 tokens, on Example CPU; track" in html
-    assert "study-tuned" in page and "arms-val_loss-train_s" in page and "Study: Muon against Adamw" in page
+    assert "study-tuned" in page and "arms-val_loss-train_s" in page and "Study: Muon against AdamW" in page
     browser.look_at(folder / "study.html")
     assert cli.main(WORDS) == 0  # all is done: the answer again
     assert len(bench.trials) == 10
@@ -144,13 +144,13 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
 def test_an_inconclusive_time_says_below_what_p_must_be():
     numbers = {"mean_s": [1.0, 0.9], "mean_steps": [9.0, 8.0], "val_loss": 3.0, "change_pct": -10.0}
     times = numbers | {"ci95_pct": [-19.0, -1.0], "p": 0.0252, "alpha": 0.025, "verdict": "inconclusive"}
-    sentence = study_page._sentence("Mine", "Adamw", times, metric.VAL_LOSS)
+    sentence = study_page._sentence("Mine", "AdamW", times, metric.VAL_LOSS)
     assert sentence.endswith("%, p = 0.0252); p is not below the alpha of 0.025 (the loss has the other half)")
 
 
 def test_the_figure_omits_the_first_third_of_the_curves_but_no_run():
     runs = [{"x": [0, 30, 60], "y": [5.6, 3.0, 2.8]}, {"x": [0, 10], "y": [5.6, 4.0]}]  # the second one failed early
-    chart = study_page._ends({"caption": "mean", "arms": [{"name": "Adamw", "runs": runs}]})
+    chart = study_page._ends({"caption": "mean", "arms": [{"name": "AdamW", "runs": runs}]})
     assert chart["caption"] == "mean; without the first third"
     assert chart["arms"][0]["runs"] == [{"x": [30, 60], "y": [3.0, 2.8]}, {"x": [10], "y": [4.0]}]
 
@@ -159,7 +159,7 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, monkeypat
     bench = Bench(tmp_path, monkeypatch)
     assert cli.main([*WORDS, "--dry-run"]) == 0
     out = capsys.readouterr().out
-    text = "5 trials per arm, 122,880 tokens each, optim.lr starting at 0.0018 (Adamw), "
+    text = "5 trials per arm, 122,880 tokens each, optim.lr starting at 0.0018 (AdamW), "
     assert text in out and "; then a race of the best configs with 4 fresh seeds" in out
     runs = "10 trials, then a race of 10 runs (a warm-up and 4 of each arm)"
     assert f"    plan  20 runs, the first run shows how long they take: {runs}; a dry run: nothing was trained" in out
@@ -173,9 +173,9 @@ def test_its_baseline_stays_the_baseline_of_a_race_from_it(tmp_path, monkeypatch
     assert cli.main(WORDS) == 0
     tried = sweep.trials(folder_of(bench), sweep.read_study(folder_of(bench)))
     best_lr = {name: sweep.best_of(losses) for name, losses in tried.items()}
-    assert min(tried["Muon"].values()) < min(tried["Adamw"].values())  # by which a sweep would put it first
+    assert min(tried["Muon"].values()) < min(tried["AdamW"].values())  # by which a sweep would put it first
     assert points.winning_arms(folder_of(bench), 2) == [
-        f"{name}=track=cpu_nano optim={name.lower()} optim.lr={best_lr[name]!r}" for name in ("Adamw", "Muon")
+        f"{name}=track=cpu_nano optim={name.lower()} optim.lr={best_lr[name]!r}" for name in ("AdamW", "Muon")
     ]
     with pytest.raises(ValueError, match="--top 3: study-.* has 2 arms with complete trials"):
         points.winning_arms(folder_of(bench), 3)
@@ -233,6 +233,15 @@ def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_pa
     assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "9h", 99.0) == study.MAX_TRIALS
 
 
+def test_an_arm_has_the_name_that_its_yaml_spells_and_else_a_capital_letter(monkeypatch):
+    assert [study._name(f"optim={name}") for name in ("adamw", "muon", "groups")] == ["AdamW", "Muon", "Groups"]
+    for about, name in (("SGLion: a sign.", "SGLion"), ("Sglions", "Sglion"), ("2glion", "Sglion")):
+        monkeypatch.setattr(study.meanings, "about", lambda group, choice, about=about: about)
+        monkeypatch.setattr(study.groups, "choices", lambda group: ["sglion"])
+        assert study._name("optim=sglion") == name
+    assert study._name("optim.beta2=0.9") == "beta2_0_9".capitalize()
+
+
 def test_a_race_of_a_studys_arms_has_its_alpha(tmp_path, monkeypatch, capsys):
     bench = Bench(tmp_path, monkeypatch)
     assert cli.main([*WORDS[:2], "budget=2trials", *WORDS[3:]]) == 0
@@ -275,16 +284,16 @@ def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_pat
     bench = Bench(tmp_path, monkeypatch)
     monkeypatch.setitem(BEST_LR, "adamw", 50.0)
     assert cli.main(["budget=2trials" if argument.startswith("budget") else argument for argument in WORDS]) == 0
-    assert "The best optim.lr of Adamw and Muon is at the edge of what was tried" in capsys.readouterr().out
+    assert "The best optim.lr of AdamW and Muon is at the edge of what was tried" in capsys.readouterr().out
     folder, facts = folder_of(bench), sweep.read_study(folder_of(bench))
     overrides = ["track=cpu_nano", "optim=adamw", "optim.lr=0.5", "seed=0"]
     sweep.keep(folder, 9, overrides, {"folder": bench.results.add(0, overrides=overrides[1:3], status="failed")})
-    assert sweep.trials(folder, facts)["Adamw"][0.5] == math.inf
+    assert sweep.trials(folder, facts)["AdamW"][0.5] == math.inf
     record = bench.results.add(0, overrides=["optim=adamw", "optim.lr=0.6"], status="failed")
     text = (record / "run.json").read_text()
     (record / "run.json").write_text(text.replace('"kind": "non_finite_loss"', '"kind": "out_of_memory"'))
     sweep.keep(folder, 10, [*overrides[:2], "optim.lr=0.6", "seed=0"], {"folder": record})
-    assert 0.6 not in sweep.trials(folder, facts)["Adamw"]  # to be made again
+    assert 0.6 not in sweep.trials(folder, facts)["AdamW"]  # to be made again
 
 
 def test_a_trial_that_fails_ends_the_command_and_is_made_again_by_the_next(tmp_path, monkeypatch, capsys):
@@ -342,7 +351,7 @@ def test_a_study_of_bits_per_byte_searches_races_and_tables_them(tmp_path, monke
     assert cli.main([*WORDS, "goal.metric=val_bpb", "goal.target_val_loss=null"]) == 0
     folder = folder_of(bench)
     tried = sweep.trials(folder, sweep.read_study(folder))
-    assert tried["Adamw"][0.018] == pytest.approx(FLOOR["adamw"] / 4)  # planted: a quarter of val_loss
+    assert tried["AdamW"][0.018] == pytest.approx(FLOOR["adamw"] / 4)  # planted: a quarter of val_loss
     out = capsys.readouterr().out
     assert "best at optim.lr=0.018, val_bpb 0.7000" in out and "reaches val_bpb 0.70" in out
     assert not re.findall(r"[^.]*(?<!target_)val_loss.*", out)

@@ -83,7 +83,7 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
     head = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: {unwritten}\n\nBy: {unwritten}"
     runs = [run.name for run in claim.all_runs]
     links = "\n".join(publication.certificate_links(results, runs))
-    readme = "\n\n".join(filter(None, [head, links, markdown_blocks.block(COMMAND, summary(claim))])) + "\n"
+    readme = "\n\n".join(filter(None, [head, markdown_blocks.block(COMMAND, summary(claim)), links])) + "\n"
     texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
     content = publication.Content(claim.ledger, runs, races, folder.name)
     publication.copy(content, folder, lambda copied: texts, gated or publication.Gated())

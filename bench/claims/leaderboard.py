@@ -281,5 +281,5 @@ def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.R
             if kinds.get(name) == entry.kind and time["ci95_pct"]:
                 low, high = time["ci95_pct"]
                 return {"change_pct": time["change_pct"], "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}"}
-    measured = "not in one session" if entry.setting == before.setting else "not raced: another environment"
+    measured = "not in one session" if entry.setting == before.setting else "times of two environments"
     return {"change_pct": entry.change_pct(before), "measured": measured}

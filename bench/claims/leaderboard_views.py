@@ -31,7 +31,7 @@ CERTIFICATE = (
 )
 NO_LOSS = "failed, invalid or still running"
 MAX_CHANGES, MAX_VALUE_CHARS = 6, 24  # most changed settings named for a record, and their longest value
-MAX_SETTINGS_CHARS = 60  # most of an entry's settings that a row shows
+MAX_SETTINGS_CHARS = 90  # most of an entry's settings that a row shows
 # {setting that names a choice: the group in which it is typed}; other settings of the group follow from the choice
 CHOICES = {"model.arch": "model", "optim.name": "optim", "optim.schedule.name": "schedule", "data.source": "data"}
 TRAINED = ("model", "script", "optim", "data", "stages", "goal")  # groups of settings in the order of their interest
@@ -190,9 +190,10 @@ def _what_changed(before: Entry, entry: Entry) -> str:
     settings = [fact for fact in settings if not UNTRAINED.match(fact["what"])] or settings
     typed = {setting.partition("=")[0].lstrip("+~") for setting in (*_typed(before), *_typed(entry))}
     settings.sort(key=lambda fact: (CHOICES.get(fact["what"], fact["what"]) not in typed, *_rank(fact["what"])))
-    shown = [f"{fact['what']} {_plain(fact['a'])} → {_plain(fact['b'])}" for fact in settings[:MAX_CHANGES]]
+    shown = [f"{fact['what']} {_plain(fact['a'])} → {_plain(fact['b'])}" for fact in settings]
     num_more = len(settings) - MAX_CHANGES
-    shown += [text_table.counted(num_more, "more setting")] if num_more > 0 else []
+    shown = shown[:MAX_CHANGES] if num_more > 1 else shown
+    shown += [text_table.counted(num_more, "more setting")] if num_more > 1 else []
     shown += ["the code"] * (before.first["source_sha256"] != entry.first["source_sha256"])
     return ", ".join(shown + ["the environment (driver, torch, data ...)"] * (before.setting != entry.setting))
 

@@ -135,8 +135,9 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         parts = [f"# {name}", f"What these runs show: {UNWRITTEN}", f"By: {UNWRITTEN}"]
         races = [(escape.markdown(race_id), quote(race_id)) for race_id in content.race_ids]
         parts += [f"- [race {race}](races/{path}/race.md)" for race, path in races]
-        parts += certificate_links(content.results, content.runs)
-        return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, printed)]) + "\n"}
+        links = "\n".join(certificate_links(content.results, content.runs))
+        parts += [markdown_blocks.block(command, printed), *[links] * bool(links)]
+        return {"README.md": "\n\n".join(parts) + "\n"}
 
     atomic.remove_left(folder.parent, ".*.tmp")
     copy(content, folder, texts, gated or Gated())

@@ -8,6 +8,7 @@ names; if one is found, nothing is published.  --dry-run only lists and searches
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def main(argv: list[str]) -> int:
         # the leaderboard has a column with who it is by
         then = f"say in {shown}/README.md what was changed or found and by whom, then: ./run.sh table --write && {then}"
     say("next", then)
+    if claim:
+        say("", f"{args.runs[0]} is not needed any more: rm -r {shlex.quote(args.runs[0])}")
     return 0
 
 

@@ -13,12 +13,13 @@ blocks, planned before the first run.  Results stay hidden until the race ends. 
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.base.paths import REPO, results_root, shown, user_path
 from bench.cli import arguments, compare
-from bench.compare import eligibility
+from bench.compare import comparison, eligibility
 from bench.config import identity
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
@@ -127,9 +128,17 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
         console.say("next", "./run.sh history shows the commits in their order, and where the speed changed")
     for name, compared in verdicts_of(race).items():
         if compared["verdict"] == "faster" and compared["val_loss"].get("below_target") == [True, True]:
-            arm = f"{race['race_id']}:{name}"
-            console.say("next", f"./run.sh replay {arm}, whose certificates a claim takes along; then")
-            console.say("", f"./run.sh judge {arm} --claim NAME judges it as a claim")
+            arms = " ".join([*_before(folder, race["plan"], name), f"{race['race_id']}:{name}"])
+            console.say("next", f"./run.sh replay {arms}, whose certificates a claim takes along; then")
+            console.say("", f"./run.sh judge {arms} --claim NAME judges it as a claim")
+
+
+def _before(folder: Path, planned: Mapping[str, Any] | None, name: str) -> list[str]:
+    """Returns the arms of earlier races of the same two programs, which a claim must include: RACE:B."""
+    if not planned:
+        return []
+    earlier = comparison.earlier_than(planned, (planned["baseline"], name), folder.parent.parent)
+    return earlier.arms if earlier else []
 
 
 def _raced(args: argparse.Namespace, results: Path, may_be_identical: bool) -> tuple[Path, Race]:

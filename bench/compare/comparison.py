@@ -136,6 +136,7 @@ class Earlier(NamedTuple):
 
     verdicts: dict[str, int]  # {verdict: number of races}; "none" for races without a verdict
     weight: float  # the share of alpha that they leave
+    arms: list[str]  # the candidate in each of them, RACE:B, the oldest first
 
 
 def earlier_races(a: Arm, b: Arm) -> Earlier | None:
@@ -158,7 +159,7 @@ def earlier_than(
     races.  A race that was abandoned before its candidate ran does not count; an unfinished one does, because it may
     be resumed after this race.
     """
-    num_by_verdict, weight = collections.Counter[str](), 1.0
+    num_by_verdict, weight, before = collections.Counter[str](), 1.0, list[str]()
     lines = list(ledger.lines_with(results, re.compile(rb'"event":"(plan|race_end)"|"race":\{')))
     ran = {(slot["race_id"], slot.get("arm")) for line in lines if (slot := line.get("race"))}
     over = {line["race_id"] for line in lines if line["event"] == "race_end"}
@@ -182,9 +183,10 @@ def earlier_than(
                 ended = str(verdict_then["verdict"])
                 log_left = effects.log_left(verdict_then["time"], plan.get("on"))
             num_by_verdict[ended if ended in VERDICTS else "none"] += 1
+            before.append(f"{line['race_id']}:{names[0]}")
             weight *= math.exp(log_left)
     counts = {name: num_by_verdict[name] for name in (*VERDICTS, "none") if num_by_verdict[name]}
-    return Earlier(counts, weight) if num_by_verdict else None
+    return Earlier(counts, weight, before) if num_by_verdict else None
 
 
 def _history(a: Arm, b: Arm) -> list[Row]:

@@ -232,7 +232,9 @@ def _detects(comparison: Mapping[str, Any], measure: Mapping[str, Any], mde: str
     sd = None if None in sds else math.sqrt(stats.mean([sd * sd for sd in sds]))
     n = None if plan.get("sequential") else stats.needed_n(difference, sd, share * alpha)
     again = f"race again with n={n} to detect one of this size"
-    again = again if n and n <= MAX_NEEDED else "a new race needs far more runs from the start"
+    if not n or n > MAX_NEEDED:
+        far = f"to detect one of this size takes over {MAX_NEEDED:,} runs of each arm"
+        again = far if n else "a new race needs far more runs from the start"
     return f"{least}: {again}, at the alpha of {text_table.two_digits(alpha)} that this one leaves"
 
 

@@ -22,7 +22,7 @@ from bench.base.metric import VAL_LOSS, Metric
 from bench.base.paths import REPO
 from bench.base.text_table import counted
 from bench.base.units import seconds_of
-from bench.config import groups, multirun, overrides, schema
+from bench.config import groups, meanings, multirun, overrides, schema
 from bench.config.typed import leaves
 from bench.launch.console import say
 from bench.launch.prepare import requested_config, this_machine
@@ -212,8 +212,12 @@ def _parsed(arguments: Sequence[str]) -> tuple[sweep.Study, str]:
 
 
 def _name(override: str) -> str:
-    """Returns the name of an arm in a race: optim=adamw -> Adamw."""
+    """Returns the name of an arm in a race: optim=adamw -> AdamW, as the first comment of its yaml spells it."""
     key, _, value = override.partition("=")
+    if key in groups.GROUPS and value in groups.choices(key):
+        first = re.sub(r"\W", "", meanings.about(key, value).partition(" ")[0])
+        if first.lower() == value.lower() and plan.ARM.fullmatch(first):
+            return first
     text = re.sub(r"\W+", "_", value).strip("_")
     text = text if text[:1].isalpha() else f"{key.rpartition('.')[2]}_{text}"
     return text[:1].upper() + text[1:]

@@ -12,6 +12,7 @@ from bench.base.reading.damage import reading_record
 FOLDER = "races"
 CACHES = ".caches.tmp"  # compilers' caches, in the folder of a race until it ends
 ARMS = "RACE_ARMS"  # variable of the runs of a race: the folders of its arms' scripts
+DEFAULT = "the default"
 WHOLE_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")  # of a commit
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # {variable: subfolder of CACHES}
 STAIRCASE = "ladder.html"  # the page in the folder of a race of the ladder
@@ -79,7 +80,7 @@ def describe(arm: Mapping[str, Any], of_revisions: bool = False) -> str:
     if rev is None and of_revisions:
         checkout = "this checkout" + ", with uncommitted changes" * bool(arm.get("dirty"))
         return f"{overrides} in {checkout}" if overrides else checkout
-    return (overrides or "the default") + ("" if rev is None else f" at {rev}")
+    return (overrides or DEFAULT) + ("" if rev is None else f" at {rev}")
 
 
 def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -87,7 +88,8 @@ def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     common = shared(arms)
     own = {name: [text for text in arm.get("overrides") or [] if text not in common] for name, arm in arms.items()}
     of_revisions = any(arm.get("rev") is not None for arm in arms.values())
-    return {name: describe({**arm, "overrides": own[name]}, of_revisions) for name, arm in arms.items()}
+    abouts = {name: describe({**arm, "overrides": own[name]}, of_revisions) for name, arm in arms.items()}
+    return {name: "no other setting" if common and text == DEFAULT else text for name, text in abouts.items()}
 
 
 def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,5 +1,6 @@
 """Saves the charts of a page as PNG files: a headless Chromium opens each on its own and takes a screenshot."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -14,7 +15,12 @@ from bench.web.page import REPORT_STYLES, figure, page, tag
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--force-device-scale-factor=2")
-WIDTH_PX, HEIGHT_PX = 960, 400  # size of a chart in CSS pixels; the picture is twice as wide and high
+WIDTH_PX, HEIGHT_PX = 960, 318  # size of a chart without its legend in CSS pixels; the picture is twice as large
+LEGEND_PX, CHAR_PX, GAP_PX = (
+    24,
+    9,
+    40,
+)  # height of a line of the legend; widths of a character, of what is between names
 TIMEOUT_S = 60
 # hides what needs a cursor: the button, and the legend's values
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
@@ -31,7 +37,9 @@ def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawn] = ()) -> 
             yield _take(html, drawing.height_px, Path(folder), out / f"{drawing.id}.png")
         for chart in charts:
             html = page(chart["title"], STYLE, figure(chart), data={"charts": [chart]})
-            yield _take(html, HEIGHT_PX, Path(folder), out / f"{chart['id']}.png")
+            names = [str(line["name"]) for line in chart.get("arms") or chart["series"]]
+            num_lines = math.ceil(sum(CHAR_PX * len(name) + GAP_PX for name in names) / WIDTH_PX)
+            yield _take(html, HEIGHT_PX + LEGEND_PX * num_lines, Path(folder), out / f"{chart['id']}.png")
 
 
 def _take(source: str, height_px: int, folder: Path, path: Path) -> Path:

@@ -230,9 +230,10 @@ def _method(study: sweep.Study, race: Any, against: Mapping[str, Any]) -> list[s
         f"{study['seed']}, {study['tune']} starting at {starts}; a run that diverges counts as the worst.",
         f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, which no run of these "
         "configs had before.",
-        f"Alpha {study['alpha']:g}, half of it for each question{f' ({and_(left)})' * bool(left)}.  "
-        f"Steps and time are to the same {metric.name}, the "
-        "worst final one of the race's runs, interpolated between validations (goal.val_every_steps).",
+        f"Alpha {study['alpha']:g}, half of it for each question{f' ({and_(left)})' * bool(left)}: a 95 % interval "
+        "that excludes 0 is not enough.",
+        f"Steps and time are to the same {metric.name}, the worst final one of the race's runs, interpolated between "
+        "validations (goal.val_every_steps).",
         f"Change, interval and p are of {metric.label} (Welch's t).  Those of time are of its logarithm, compared "
         "within blocks of two rounds (by Welch's t, if fewer than four rounds are complete).",
     ]
