@@ -13,6 +13,7 @@ unset CDPATH
 unset PYTHONSAFEPATH # the program is started in the folder that it is imported from
 unset PYTHONINSPECT # which would turn each exit code into a traceback
 export PYTHONUTF8=1 # files are UTF-8, whatever the locale
+export SPEEDRUN_TYPED="${SPEEDRUN_TYPED:-$0}" # what messages call this file outside of its folder
 export SPEEDRUN_CWD="$PWD" # the program resolves the user's relative paths against this
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" # a link to this file works from anywhere
 

@@ -1,6 +1,7 @@
 """The commands as a user types them: exit codes, clear refusals, sweeps that go on and are not done twice."""
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,19 @@ from bench.record import store
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     return tmp_path_factory.mktemp("results")
+
+
+def test_outside_of_the_checkout_messages_name_run_sh_as_it_was_typed(tmp_path, monkeypatch, capsys):
+    """What is sent to others does not: it would name a path of this machine."""
+    typed = {"SPEEDRUN_CWD": str(tmp_path), "SPEEDRUN_TYPED": "../my harness/run.sh"}
+    for words, shown in ((["rnu"], "'../my harness/run.sh' --help lists"), (["rnu", "--md"], " ./run.sh --help lists")):
+        for name, value in typed.items():
+            monkeypatch.setenv(name, value)
+        assert program.main(words) == 2 and shown in capsys.readouterr().err
+        assert "SPEEDRUN_TYPED" not in os.environ
+    monkeypatch.setenv("SPEEDRUN_CWD", str(real_runs.REPO))
+    monkeypatch.setenv("SPEEDRUN_TYPED", "/a/run.sh")
+    assert program.main(["rnu"]) == 2 and " ./run.sh --help lists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

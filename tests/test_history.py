@@ -182,6 +182,40 @@ def test_runs_of_another_machine_and_doubtful_clocks_are_no_part_of_a_series(pla
     assert len(before_the_change.points) <= 6 and not before_the_change.changes
 
 
+def test_a_series_that_is_too_short_for_changes_says_what_its_newest_race_showed(planted, tmp_path):
+    """Else the page and the badge of a new project say "undecided" beside a job that fails."""
+    repo, commits, results = planted
+    listed = history.commits_of(repo, "HEAD")
+    few = [
+        row for row in named.rows_of_names([str(results)]) if any(sha in "".join(row["config"]) for sha in commits[4:9])
+    ]
+    rows = [row | {"race_id": "R", "started_at": "2026-01-01T00:00:00Z"} for row in few]
+    revs = {"A": commits[6], "B": commits[7], "C": commits[8]}
+    arms = {name: {"overrides": ["script=a.py", f"script.rev={sha}"]} for name, sha in revs.items()}
+    time = {"change_pct": 30.111}
+    against = {"B": {"verdict": "slower", "words": "B is slower", "time": time}, "C": {"verdict": "inconclusive"}}
+    race = {"race_id": "R", "baseline": "A", "arms": arms, "result": {"against": against}}
+    folder = results / "races" / "R"
+    folder.mkdir(parents=True)
+    try:
+        (folder / "race.json").write_text(json.dumps(race))
+        (series,) = all_series = history.all_series(rows, listed, "step_avg_ms")
+        (verdict,) = history.document(all_series, "repo").verdicts
+        ends = f"{commits[6][:10]} and {commits[7][:10]} (change 7)"
+        assert (verdict.word, verdict.sentence) == ("slower", f"by the newest race, of {ends}: B is slower")
+        assert verdict.notes[0].startswith("no change of step_avg_ms is shown in 5 commits; it takes 8")
+        assert f">speed: +30.11 % in {commits[6][:7]}..{commits[7][:7]}<" in history.badge(all_series)
+        (losses,) = history.all_series(rows, listed, "val_loss")
+        assert losses.raced is None  # the race is about time
+        (longer,) = history.all_series(
+            [row | {"race_id": "R"} for row in named.rows_of_names([str(results)])], listed, "step_avg_ms"
+        )
+        assert longer.raced is None and longer.changes
+    finally:
+        shutil.rmtree(folder)
+    assert history.all_series(rows, listed, "step_avg_ms")[0].raced is None  # a race that is lost
+
+
 def rows_of_pushes(planted, seed):
     """The rows of 19 races of a commit and the one before it, two runs each, on a machine that differs each time."""
     _, commits, results = planted
@@ -422,7 +456,7 @@ def of_a_stand_in(tmp_path, *arguments, code=0, stderr="", verdict="", has_raced
         ),
         (
             *(1, "slower fails: it is not excluded", "**INCONCLUSIVE**  B against A"),
-            *("Undecided: these runs do not show whether the head differs from the base", "fails: it is not excluded"),
+            *("No difference between head and base is shown", "fails: it is not excluded"),
         ),
         (
             *(2, "", "**NOT COMPARABLE**  B against A: other losses", "The head could not be compared with the base"),
@@ -443,12 +477,15 @@ def test_the_comment_says_first_what_happened_then_what_was_raced_and_why_the_jo
 ):
     label = "" if verdict.startswith("no verdict") else "verdict: "
     answer = f"# Race: B against A\n\n{label}{verdict}  \n1 earlier race\n\ntrack free\n\n## Arms"
+    answer += "\n\n## Numbers\n\n| time | 1 s |\n\nnot worse\n\n## Plan"
     done, comment = of_a_stand_in(tmp_path, "HEAD~1", "HEAD", code=code, stderr=f"--fail-on {stderr}", verdict=answer)
-    first, arms, given, reason, details, *rest = comment.split("\n\n")
+    first, arms, given, numbers, sentence, reason, details, *rest = comment.split("\n\n")
     assert (done.returncode, first) == (code, f"<!-- speedrun -->\n### {headline}")
     assert re.fullmatch("Base: `.* change 0`  \nHead: `.* change 1`  ", arms)
     assert (given, reason) == (f"{label}{verdict}  \n1 earlier race", f"The job {job}.")
-    assert details.startswith("<details>") and rest == ["track free", "## Arms", "</details>\n"]
+    assert (numbers, sentence) == ("| time | 1 s |", "not worse")  # in sight, and once
+    assert details.startswith("<details>") and rest[:-1] == ["track free", "## Arms", "## Plan", "</details>"]
+    assert rest[-1].startswith("The pages are in `speedrun/`, ")
 
 
 def test_the_comment_of_a_slower_head_of_several_commits_has_the_command_that_finds_the_commit(tmp_path):
@@ -458,8 +495,10 @@ def test_the_comment_of_a_slower_head_of_several_commits_has_the_command_that_fi
         answer = f"# Race: B against A\n\nverdict: **{verdict}**  B"
         arguments = ("HEAD~2", "HEAD", *words)
         _, comment = of_a_stand_in(tmp_path, *arguments, code=1, verdict=answer, cwd=tmp_path / "other")
-        command = f"./run.sh bisect {commits[0][:10]} {commits[2][:10]} --anyway{on} script=a\\ b.py on=loss"
-        assert (f"\n\nTo find the commit: `{command}`\n\n<details>" in comment) == (on is not None)
+        command = f"path/to/run.sh bisect {commits[0][:10]} {commits[2][:10]} --anyway{on} script=a\\ b.py on=loss"
+        assert (f"\n\nTo find the commit, in a clone with a quiet machine: `{command}`\n\n<details>" in comment) == (
+            on is not None
+        )
 
 
 def test_a_job_that_raced_nothing_says_so_in_its_comment(tmp_path):

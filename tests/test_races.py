@@ -677,6 +677,25 @@ def test_what_several_arms_deviate_in_is_said_once():
     assert runner._by_arms(deviations) == {"all arms are": ["x"], "B and C are": ["y"], "B is": ["z"]}
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "found"),
+    [
+        (
+            "inconclusive slower slower",
+            "C is the first commit that is slower than A: ./run.sh race bbbbbbbbbb cccccccccc",
+        ),
+        ("faster faster faster", "B is the first commit that is faster than A: ./run.sh race aaaaaaaaaa bbbbbbbbbb"),
+        ("slower inconclusive slower", None),
+        ("inconclusive equivalent not_comparable", None),
+    ],
+)
+def test_a_race_of_a_range_says_which_commit_is_the_first_that_differs(verdicts, found):
+    arms = {name: {"overrides": [f"script.rev={name.lower() * 40}"]} for name in "ABCD"}
+    against = {name: {"verdict": verdict} for name, verdict in zip("BCD", verdicts.split(), strict=True)}
+    said = race._first_changed({"arms": arms, "baseline": "A", "result": {"against": against}})
+    assert said is None if found is None else said.startswith(f"{found} races it against the one before")
+
+
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):
     """A ladder measures its target in the race, so that its rungs have one in common."""
     request = plan.parse_request(["A=", "B=data.batch_tokens=2048", "track=free", "goal.num_steps=20", "hardware=cpu"])

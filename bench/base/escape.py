@@ -11,7 +11,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 from bench.base import paths
@@ -87,10 +87,10 @@ class Door:
     """A text stream whose errors never interrupt the work, and that passes no control characters.
 
     The first error (a closed pipe, a full disk) is kept in `error`, and further output is discarded.
-    is_ours: the text is drawn by rich and is not escaped.  renamed: apply installed(), for the user of a wheel.
+    is_ours: the text is drawn by rich and is not escaped.  renamed: what replaces ./run.sh, as installed() does.
     """
 
-    def __init__(self, stream: TextIO, is_ours: bool = False, renamed: bool = False) -> None:
+    def __init__(self, stream: TextIO, is_ours: bool = False, renamed: Callable[[str], str] | None = None) -> None:
         self._stream, self._is_ours, self._renamed = stream, is_ours, renamed
         self._hidden = COLOUR if stream.isatty() else CONTROL
         self.error: OSError | None = None
@@ -101,7 +101,7 @@ class Door:
     def write(self, text: str) -> int:
         passed = text if self._is_ours else self._hidden.sub(shown, text)
         if self._renamed:
-            passed = installed(passed)
+            passed = self._renamed(passed)
         with self._muted_by_errors():
             try:
                 self._stream.write(passed)
@@ -130,7 +130,7 @@ class Door:
 
 
 @contextlib.contextmanager
-def doors(renamed: bool = False) -> Iterator[Door]:
+def doors(renamed: Callable[[str], str] | None = None) -> Iterator[Door]:
     """Passes standard output and standard error through doors in this block; yields the door of standard output."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, _ = [Door(stream, renamed=renamed) for stream in before]

@@ -11,11 +11,13 @@ import argparse
 import contextlib
 import json
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from bench.base.paths import REPO, results_root, user_path
 from bench.base.text_table import counted
+from bench.base.units import format_about_s
 from bench.cli import arguments
 from bench.launch import console, ready
 from bench.launch.console import say
@@ -58,7 +60,9 @@ class _Search:
         self._races: list[str] = []
 
     def run(self) -> dict[str, Any]:
+        began_s = time.monotonic()
         whole = self._change(self._good, self._bad, self._n)
+        self._race_s = time.monotonic() - began_s
         say("bisect", f"BAD against GOOD: {whole or 'cannot be compared'}", always=True)
         if whole is None or whole.low <= 0:
             remedy = f"more runs (n={2 * self._n}), or another pair"
@@ -89,8 +93,10 @@ class _Search:
         """Prints how many commits are raced at most: each race halves those that remain."""
         num = len(git.run(self._repo, "rev-list", f"{self._good}..{self._bad}").split())
         runs = f"{self._n} runs of each arm, or {2 * self._n} more if these do not decide"
-        most = counted(math.ceil(math.log2(num)), "commit") if num > 1 else "no further commit"
-        say("bisect", f"{counted(num, 'commit')} between GOOD and BAD: about {most} to race, {runs}")
+        num_raced = math.ceil(math.log2(num))  # of the commits from GOOD to BAD, without GOOD
+        most = counted(num_raced, "commit") if num_raced else "no further commit"
+        least = f"; {format_about_s((num_raced + 1) * self._race_s)} or more" if num_raced else ""
+        say("bisect", f"{counted(num - 1, 'commit')} between GOOD and BAD: about {most} to race, {runs}{least}")
 
     def _ask(self, commit: str) -> str:
         same = self._known(commit)

@@ -5,10 +5,12 @@ import errno
 import gc
 import importlib
 import os
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import cast
 
@@ -67,6 +69,7 @@ CHECKOUT_VERBS = {  # verbs that run.sh itself handles
     "test": "the tests: ./run.sh test [--all] [pytest arguments]",
     "lint": "style and types of the code, as CI checks them",
 }
+SENT = ("--md", "--json", "--csv")  # options for output that is sent to others
 # names of errors of the operating system about a file, printed as one line without a traceback
 NOT_OURS = {"EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "EEXIST", "EINVAL", "ENXIO"}
 NOT_OURS |= {"ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ELOOP"}
@@ -101,7 +104,8 @@ def main(argv: list[str]) -> int:
 
     A ValueError is the user's mistake and becomes one line; any other exception is ours and keeps its traceback.
     """
-    with escape.doors(renamed=paths.INSTALLED) as out:
+    typed = os.environ.pop("SPEEDRUN_TYPED", "")  # not for the runs that it starts
+    with escape.doors(renamed=_renaming(typed, argv)) as out:
         try:
             code = _go(argv)
         except SystemExit as ended:  # argparse raises it after printing the help
@@ -112,6 +116,18 @@ def main(argv: list[str]) -> int:
         return code
     print(f"standard output: {out.error.strerror}: the rest was not printed", file=sys.stderr)
     return code or int(_only_answers(argv))
+
+
+def _renaming(typed: str, argv: list[str]) -> Callable[[str], str] | None:
+    """Returns what replaces ./run.sh in messages by what its reader has to type; None in the checkout itself.
+
+    typed: the path of run.sh as it was typed.  What is sent to others keeps ./run.sh.
+    """
+    if paths.INSTALLED:
+        return escape.installed
+    if not typed or Path(paths.working_folder()).resolve() == paths.REPO or {*SENT} & {*argv}:
+        return None
+    return lambda text: text.replace("./run.sh", shlex.quote(typed))
 
 
 def _only_answers(argv: list[str]) -> bool:

@@ -25,7 +25,7 @@ from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, condition, plan, planning, runner, state, worktrees
 from bench.plans.sweep import points
-from bench.record import named, sweep
+from bench.record import named, race_folder, sweep
 from bench.record.race_folder import Race, verdicts_of
 
 
@@ -123,14 +123,28 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
         return
     print("\n" + (report.markdown() if args.md else report.terminal()))
     console.say("race", shown(folder))
-    words = [word for arm in race["arms"].values() for word in arm["overrides"] or ()]
-    if len(race["arms"]) > 2 and any(word.startswith("script.rev=") for word in words):
+    if len(race["arms"]) > 2 and all(map(race_folder.commit_of, race["arms"].values())):
+        if first := _first_changed(race):
+            console.say("found", first)
         console.say("next", "./run.sh history shows the commits in their order, and where the speed changed")
     for name, compared in verdicts_of(race).items():
         if compared["verdict"] == "faster" and compared["val_loss"].get("below_target") == [True, True]:
             arms = " ".join([*_before(folder, race["plan"], name), f"{race['race_id']}:{name}"])
             console.say("next", f"./run.sh replay {arms}, whose certificates a claim takes along; then")
             console.say("", f"./run.sh judge {arms} --claim NAME judges it as a claim")
+
+
+def _first_changed(race: Race) -> str | None:
+    """Returns which commit is the first that differs from the baseline, if all after it do so too; else None."""
+    verdicts = {name: compared["verdict"] for name, compared in verdicts_of(race).items()}
+    names, shown = list(race["arms"]), ("slower", "faster", "worse", "better")
+    first = next((name for name in names if verdicts.get(name) in shown), None)
+    if first is None or any(verdicts.get(name) != verdicts[first] for name in names[names.index(first) :]):
+        return None
+    before, after = (race["arms"][name] for name in (names[names.index(first) - 1], first))
+    ends = " ".join(str(race_folder.commit_of(arm))[:10] for arm in (before, after))
+    found = f"{first} is the first commit that is {verdicts[first]} than {race['baseline']}"
+    return f"{found}: ./run.sh race {ends} races it against the one before, with the same settings"
 
 
 def _before(folder: Path, planned: Mapping[str, Any] | None, name: str) -> list[str]:

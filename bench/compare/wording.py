@@ -316,9 +316,10 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
         return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_time_numbers(time)})"
-    less = f"95 % interval {interval(by_launcher['ci95_pct'], 2, ' %')}, one-sided p = {by_launcher['p_same_sign']:.2g}"
-    less = f"{b} is {less_pct:.2f} % {verdict} than {a} by the launcher's clock ({less})"
-    return f"{less} and {own_pct:.2f} % by their own ({_time_numbers(time)})"
+    edges, own = interval(by_launcher["ci95_pct"], 2, " %"), f"{time['change_pct']:+.2f} % by their own"
+    tested = _time_numbers(time).partition(", p = ")[2]  # p is that of the runs' own clocks
+    clock = f"by the launcher's clock (95 % interval {edges}; {own}, p = {tested})"
+    return f"{b} is {less_pct:.2f} % {verdict} than {a} {clock}"
 
 
 def design_sentences(comparison: Mapping[str, Any]) -> list[str]:

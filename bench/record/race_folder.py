@@ -92,6 +92,12 @@ def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {name: "no other setting" if common and text == DEFAULT else text for name, text in abouts.items()}
 
 
+def commit_of(arm: Mapping[str, Any]) -> str | None:
+    """Returns the commit that an arm is, of a script's repository or of the harness; None if it is none."""
+    revs = [word.partition("=")[2] for word in arm.get("overrides") or () if word.startswith("script.rev=")]
+    return revs[-1] if revs else arm.get("commit") if arm.get("rev") else None
+
+
 def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns the overrides that all arms have, in the order of the first arm."""
     overrides = [arm.get("overrides") or [] for arm in arms.values()]

@@ -18,6 +18,7 @@ MAX_DIFFERENCES = 40  # most differences shown in a text
 MAX_FILES = 12
 MAX_CHARS = 44  # longest differing value shown in full in a text
 MAX_IN_BRIEF = 3  # settings and files of a candidate among others
+WORD = re.compile(r"\w+")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SIGNS = {"added": "+", "removed": "-"}  # lines of a file
 
@@ -62,19 +63,19 @@ def in_brief(
     meanings = {name: _flags(comparison) for name, comparison in against.items()}
     flags = {name: [f"{flag}: {meaning}" for flag, meaning in own.items()] for name, own in meanings.items()}
     changes = [(name, *_in_brief(comparison)) for name, comparison in against.items()]
-    listed = [Section("Flags", [Bullets(_once(flags))])] if any(flags.values()) else []
+    listed = [Section("Flags", [Bullets(once(flags))])] if any(flags.values()) else []
     return [
-        Lines(_once(facts)),
-        Bullets(_once(reasons)),
+        Lines(once(facts)),
+        Bullets(once(reasons)),
         *listed,
         Table(("arm", f"other settings than {baseline}", "source"), changes),
     ]
 
 
-def _once(told: Mapping[str, Sequence[str]]) -> list[str]:
+def once(told: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns each sentence once, after the names of which it is told, unless it is told of all or says its own."""
     names = {text: [name for name, texts in told.items() if text in texts] for texts in told.values() for text in texts}
-    is_said = {text: len(whose) == len(told) or {*whose} <= {*text.split()} for text, whose in names.items()}
+    is_said = {text: len(whose) == len(told) or {*whose} <= {*WORD.findall(text)} for text, whose in names.items()}
     return [text if is_said[text] else f"{', '.join(whose)}: {text}" for text, whose in names.items()]
 
 

@@ -28,6 +28,7 @@ from bench.web.page import tag
 
 MEASURES = {"step_avg_ms": "ms", "train_s": "s", "val_loss": "nats"}  # {measure: unit}; lower is better
 STEADY = {"step_avg_ms": 10.0, "train_s": 10.0, "val_loss": 0.05}  # %, nats: steady if larger changes would be seen
+TIME, LOSS = ("slower", "faster"), ("worse", "better")  # verdicts that show a difference
 SHORT = 10  # displayed characters of a commit's hash
 OF_REVISION = ("script.rev", "script.root")  # settings that may differ within a configuration
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
@@ -39,7 +40,7 @@ METHOD = (
     "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "
     "commits; the interval of a change is that of Welch's t test.",
     "The method assumes that this noise is independent, which it is not on a machine that drifts over days: confirm a "
-    "change with its command, which interleaves the runs.",
+    "change with its command, which interleaves the runs.  ./run.sh stands for the path of the harness's run.sh.",
 )
 
 
@@ -47,6 +48,16 @@ class Commit(NamedTuple):
     sha: str
     date: str
     subject: str
+
+
+class Raced(NamedTuple):
+    """A race of two commits that shows a difference."""
+
+    before: Commit
+    after: Commit
+    verdict: str  # slower, faster, worse or better
+    words: str
+    size: str  # +3.1 %
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,7 @@ class Series:
     changes: Sequence[Change]  # before and after index points; steps of times are logarithmic
     hidden_step: float | None  # change_points.hidden_step(); None for too few commits
     settings: Sequence[str]  # overrides of its newest run, as they were typed
+    raced: Raced | None = None  # what its newest race of two commits showed, for a series that is too short for changes
 
     @property
     def unit(self) -> str:
@@ -185,7 +197,29 @@ def _series(rows: Mapping[int, Sequence[ListedRow]], commits: Sequence[Commit], 
     name = ", ".join(filter(None, [newest["model"], optim, f"track {newest['track']}"]))
     machine = ", ".join(filter(None, [newest["device"], f"torch {newest['torch']}" if newest["torch"] else ""]))
     hidden = change_points.hidden_step(scaled) if len(scaled) >= change_points.MIN_VALUES else None
-    return Series(name, machine, measure, points, change_points.find(scaled), hidden, _typed(newest_first))
+    raced = _raced(newest_first, commits, measure) if hidden is None else None
+    return Series(name, machine, measure, points, change_points.find(scaled), hidden, _typed(newest_first), raced)
+
+
+def _raced(newest_first: Sequence[ListedRow], commits: Sequence[Commit], measure: str) -> Raced | None:
+    """Returns what the newest race of two of these commits shows, or None if it shows nothing."""
+    row = next((row for row in newest_first if row["race_id"]), None)
+    if row is None:
+        return None
+    try:
+        race = race_folder.read(race_folder.of(user_path(row["folder"]).parent.parent, str(row["race_id"])))
+    except (Damaged, ValueError):
+        return None
+    key, end, shows = ("val_loss", "", LOSS) if measure == "val_loss" else ("time", "_pct", TIME)
+    by_sha, commit_of = {commit.sha: commit for commit in commits}, race_folder.commit_of
+    before = by_sha.get(commit_of(race["arms"][str(race["baseline"])]) or "")
+    for name, compared in reversed(race_folder.verdicts_of(race).items()):
+        after = by_sha.get(commit_of(race["arms"][name]) or "")
+        if before and after and compared["verdict"] in shows:
+            size = compared[key][f"change{end}"]
+            size = f"{size:+.4f} nats" if key == "val_loss" else f"{size:+.2f} %"
+            return Raced(before, after, compared["verdict"], compared["words"], size)
+    return None
 
 
 def _counted(rows: Sequence[ListedRow]) -> list[ListedRow]:
@@ -243,7 +277,12 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         badge = coloured(about, f"badge {'good' if series.is_steady else 'soft'}")
         possible = series.possible_change
         remedy = [f"to see if a commit since the best made it worse: {series.command_of(possible)}"] if possible else []
-        yield Verdict(sentence, "", series.name, remedy, [badge])
+        if raced := series.raced:
+            ends = " and ".join(commit.sha[:SHORT] for commit in (raced.before, raced.after))
+            words = f"by the newest race, of {ends} ({raced.after.subject}): {raced.words}"
+            yield Verdict(words, raced.verdict, series.name, [f"{sentence} without a race", *remedy])
+        else:
+            yield Verdict(sentence, "", series.name, remedy, [badge])
 
 
 def _section(series: Series, number: int) -> Section:
@@ -262,7 +301,7 @@ def _section(series: Series, number: int) -> Section:
             series_of("level", levels, "line"),
         ],
         [mark_of(change.after, f"{series.step_of(change)}", "stall") for change in series.changes],
-    )
+    ) | {"names": [point.commit.sha[:7] for point in series.points]}
     commits = [
         [
             code(point.commit.sha[:SHORT]),
@@ -314,6 +353,9 @@ def badge(series: Sequence[Series]) -> str:
         between = "..".join(first.points[at].commit.sha[:7] for at in (newest.before, newest.after))
         message = f"{first.step_of(newest).partition(' [')[0]} in {between}"
         colour = "#b3261e" if newest.step > 0 else "#2e7d32"
+    elif raced := first.raced:
+        message = f"{raced.size} in {raced.before.sha[:7]}..{raced.after.sha[:7]}"
+        colour = "#b3261e" if raced.verdict in ("slower", "worse") else "#2e7d32"
     widths_px = left_px, right_px = [7 * len(text) + 12 for text in ("speed", message)]  # for Verdana at 11 px
     look = {"y": 14, "fill": "#fff", "font_family": "Verdana,Geneva,sans-serif", "font_size": 11}
     parts = [

@@ -151,10 +151,7 @@ def _code(arm: race_folder.Arm) -> str:
 def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
     none = Verdict(f"no verdict: {race.get('why') or 'the race has not ended'}", "")
     num = sum(not look.get("planned") for look in race.get("looks") or [])
-    about = {
-        name: f"rev={arm.get('commit')}" if arm.get("rev") else " ".join(arm.get("overrides") or ())
-        for name, arm in race["arms"].items()
-    }
+    about = {name: f"rev={race_folder.commit_of(arm)}" for name, arm in race["arms"].items()}
     *most, last = verdicts.verdicts(against, about) or [none]
     if race.get("unplanned_look") and num:
         doubt = f"Interim looks that were not planned: {num}. The verdict is not evidence."

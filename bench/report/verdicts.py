@@ -19,7 +19,7 @@ from bench.compare.selection import Arm
 from bench.record.race_folder import WHOLE_HASH
 from bench.record.rows import metric_of
 from bench.report import curves, run_page
-from bench.report.basis import basis, differences, in_brief
+from bench.report.basis import basis, differences, in_brief, once
 from bench.web import document, forest
 from bench.web.document import Block, Chart, Columns, Document, Hint, Lines, Section, Table, code, link
 
@@ -255,11 +255,8 @@ def numbers(baseline: str, against: Against) -> Section:
     if not is_one:
         heads = ["p, of times after Holm" if head == "p" else head for head in heads]
     right = [False] * (1 if is_one else 2) + [True] * 8
-    lines = [
-        line if is_one or line.startswith(f"{name}'s ") else f"{name}: {line}"
-        for name, facts in against.items()
-        for line in (_sentences if is_one else _loss_sentences)(baseline, name, facts)
-    ]
+    told = {name: [*_loss_sentences(baseline, name, facts)] for name, facts in against.items()}
+    lines = [*_sentences(baseline, *next(iter(against.items())))] if is_one else once(told)
     return Section("Numbers", [*([Table(heads, rows, right, style="tight")] if rows else []), Lines(lines)])
 
 

@@ -1,7 +1,8 @@
 """Specifies charts as plain dicts, which assets/charts.js draws in a page.
 
 A spec: {"id", "title", "caption", "x_label", "y_label", "x": [...], "series": [{"name", "y": [...], "kind"}],
-"marks": [{"x", "label", "kind"}], "sync": key of charts that share their cursor, or None; "dates": x are Unix seconds}.
+"marks": [{"x", "label", "kind"}], "sync": key of charts that share their cursor, or None; "dates": x are Unix seconds;
+"names": of each x, which count from 0}.
 The kind of a series is line, stepped, points, bars or area (areas are stacked); that of a mark stall or validation.
 None in y is a gap.  A series may have "labels" and "links", each with an entry or None for every x: hovering shows the
 label, a click opens the link.  Instead of x and series a spec may have "arms", see chart_of_arms().  "log_x" and

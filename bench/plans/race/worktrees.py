@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.base.paths import REPO, working_folder
 from bench.machine import git
 
 FOLDER = "speedrun-worktrees"
@@ -19,8 +20,11 @@ def commit_of(repo: Path | str, rev: str) -> str:
     _git_folder(repo, rev)
     commit = git.commit_of(repo, rev)
     if commit is None:
-        uncommitted = "A.rev=HEAD B= races HEAD against uncommitted changes"
-        raise ValueError(f"{rev}: this repository has no such revision: git log --oneline lists some; {uncommitted}")
+        remedy = "git log --oneline lists some; A.rev=HEAD B= races HEAD against uncommitted changes"
+        if repo == REPO and not Path(working_folder()).resolve().is_relative_to(REPO):
+            remedy = "give script=FILE for those of the repository in this folder"
+        where = "the harness's repository" if repo == REPO else "this repository"
+        raise ValueError(f"{rev}: {where} has no such revision: {remedy}")
     return commit
 
 

@@ -81,7 +81,8 @@
     const known = values.filter(isKnown), ends = known.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
     if (isLog && ends[1] < 100 * ends[0]) Object.assign(axis, { splits: nice, filter: (u, splits) => splits });
     else if (!isLog && known.every(Number.isInteger)) axis.incrs = WHOLE; // there is no run 1.5
-    if (isLog || !spec.dates) axis.values = (u, splits) => splits.map((one) => (one == null ? "" : one.toLocaleString("en", { maximumSignificantDigits: 6, notation: Math.abs(one) >= 1e6 ? "compact" : "standard" })));
+    if (label === spec.x_label && spec.names) axis.values = (u, splits) => splits.map((one) => spec.names[one] ?? "");
+    else if (isLog || !spec.dates) axis.values = (u, splits) => splits.map((one) => (one == null ? "" : one.toLocaleString("en", { maximumSignificantDigits: 6, notation: Math.abs(one) >= 1e6 ? "compact" : "standard" })));
     return axis;
   }
 
@@ -208,8 +209,8 @@
         x: { time: Boolean(spec.dates), distr: spec.log_x ? 3 : 1, range: (u, low, high) => width(spec, low, high) },
         y: { distr: spec.log_y ? 3 : 1, range: (u, low, high) => fitted(spec, low, high) },
       },
-      axes: [spec.dates ? dateAxis(xAxis) : { ...xAxis, size: 36, space: 64 }, { ...axisOf(spec, spec.y_label, spec.log_y, values), size: 64 }],
-      series: [{ label: spec.x_label, value: (u, v) => (v == null ? "–" : spec.dates ? new Date(v * 1000).toISOString().slice(0, 19).replace("T", " ") : narrow(v)) }, ...all.map(([options]) => options)],
+      axes: [spec.dates ? dateAxis(xAxis) : { ...xAxis, size: 36, space: spec.names ? 80 : 64 }, { ...axisOf(spec, spec.y_label, spec.log_y, values), size: 64 }],
+      series: [{ label: spec.x_label, value: (u, v) => (v == null ? "–" : spec.names ? spec.names[v] : spec.dates ? new Date(v * 1000).toISOString().slice(0, 19).replace("T", " ") : narrow(v)) }, ...all.map(([options]) => options)],
       bands: bandsOf(all),
       legend: { markers: { width: 0, fill: (u, number) => (number ? "var(--series-" + (all[number - 1][0].of % 8) + ")" : null) } },
       hooks: { drawClear: [marks(spec)], setSeries: [toggled(all)], setCursor: [() => hover()] },
