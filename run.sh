@@ -255,6 +255,7 @@ else
     python=$PWD/.venv/bin/python
 fi
 if [ "${1:-}" = test ]; then
+    unset SPEEDRUN_TYPED # of this call, not of those that the tests make
     shift
     exec "$python" -m pytest -n auto --dist loadfile "$@" # how many processes: tests/conftest.py
 elif [ "${1:-}" = lint ]; then
