@@ -92,6 +92,35 @@ def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
     assert not passed and "passed according to the claimant" in evidence
 
 
+def test_a_claim_of_a_class_of_ones_own_needs_an_audit_too(tmp_path):
+    """It may keep weights from run to run where nothing of ours looks, which an audit shows."""
+    folder = tmp_path / "results" / "cpu_nano" / "a"
+    for arch, needs in (("gpt2", False), ("net.py:Net", True)):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"model:\n  arch: {arch}\n")
+        record = {"script": None, "referee": {}, "track": "cpu_nano"}
+        record["referee"] = {"loss": 1}
+        run = SimpleNamespace(name="cpu_nano/a", folder=folder, record=record)
+        rules, book = SimpleNamespace(fixed=["data"]), ledger.read(tmp_path / "results")
+        passed, why = records.the_contestant_was_audited(SimpleNamespace(runs=[run], track_rules=rules, ledger=book))
+        expected = "the code of its own was not audited on this machine: ./run.sh audit cpu_nano/a"
+        assert (passed, why) == ((False, expected) if needs else (None, why)) and (
+            "random and held-out" in why
+        ) != needs
+        shutil.rmtree(folder)
+
+
+def test_a_record_from_elsewhere_that_names_code_is_audited_only_if_it_is_trusted(tmp_path, monkeypatch):
+    """The import itself would run the code, before anything is compared."""
+    record = SimpleNamespace(folder=tmp_path / "a")
+    monkeypatch.setattr(auditing.rebuilding, "names_code", lambda record: True)
+    for is_ours, is_trusted in ((True, False), (False, True)):
+        monkeypatch.setattr(auditing.rebuilding, "is_ours_by_ledger", lambda record, ours=is_ours: ours)
+        auditing._refuse_strangers(record, is_trusted)
+    with pytest.raises(ValueError, match="a: this machine's ledger does not have it, and its settings name code"):
+        auditing._refuse_strangers(record, False)
+
+
 @pytest.mark.slow
 def test_an_own_model_passes(tmp_path):
     folder = real_runs.run(tmp_path, "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01")

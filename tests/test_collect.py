@@ -20,6 +20,7 @@ from bench.base import atomic, utc
 from bench.claims import claim, collecting, leaderboard
 from bench.cli import collect, judge
 from bench.plans.audit import auditing
+from bench.plans.referee import search
 from bench.plans.replay import certificate
 from bench.record import certificates, ledger, line_count, run_folder, store, sweep, verification
 
@@ -280,10 +281,14 @@ def test_marks_tell_folders_apart_and_hold_for_a_folder(tmp_path):
 
 def test_names_that_lead_elsewhere_are_refused(machines, capsys):
     a, _, into = machines
-    ledger.append(a.folder, "start", run="../../evil", race=None)
-    ledger.append(a.folder, "end", run="../../evil", status="complete", run_json_sha256="0" * 64)
+    names = ("../../evil", "searches/20260101T000000Z-referee", "passports/x", "calibrations/x", "site/runs")
+    for name in names:
+        ledger.append(a.folder, "start", run=name, race=None)
+        ledger.append(a.folder, "end", run=name, status="complete", run_json_sha256="0" * 64)
     assert collected(into, a) == 1
-    assert "../../evil: is not <track>/<run_id>" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert all(f"{name}: is not <track>/<run_id>" in out for name in names)
+    assert not (into / "searches").exists() and search.FOLDER == "searches"
 
 
 @pytest.mark.parametrize("content", [b"[]", b"[" * 100_000, b"1", b'{"provenance": []}'])

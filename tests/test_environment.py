@@ -380,6 +380,14 @@ def test_our_own_work_is_not_foreign():
     assert meter.foreign_cpu_cores() <= meter.foreign_cpu_cores(own_cpu_s=0.0) - 0.25
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc")
+def test_a_process_that_moves_to_another_core_is_measured_on_those_that_it_began_with(monkeypatch):
+    """A cheat: a helper on the core that the process leaves would be nobody's."""
+    before_s = cpu_meter._busy_cpu_s()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set())
+    assert cpu_meter._busy_cpu_s() >= before_s > 0
+
+
 # ---- code
 
 

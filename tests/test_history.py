@@ -201,8 +201,10 @@ def test_a_series_that_is_too_short_for_changes_says_what_its_newest_race_showed
         (folder / "race.json").write_text(json.dumps(race))
         (series,) = all_series = history.all_series(rows, listed, "step_avg_ms")
         (verdict,) = history.document(all_series, "repo").verdicts
-        ends = f"{commits[6][:10]} and {commits[7][:10]} (change 7)"
-        assert (verdict.word, verdict.sentence) == ("slower", f"by the newest race, of {ends}: B is slower")
+        words = f"step_avg_ms of {commits[7][:10]} (change 7) differs by +30.11 % from {commits[6][:10]}, by their race"
+        assert (verdict.word, verdict.sentence) == ("slower", words)
+        (drawn,) = history.document(all_series, "repo").charts
+        assert [line["name"] for line in drawn["series"]] == ["commits"]  # an undecided series has no level
         assert verdict.notes[0].startswith("no change of step_avg_ms is shown in 5 commits; it takes 8")
         assert f">speed: +30.11 % in {commits[6][:7]}..{commits[7][:7]}<" in history.badge(all_series)
         (losses,) = history.all_series(rows, listed, "val_loss")
@@ -247,6 +249,12 @@ def test_disturbed_runs_of_a_commit_count_only_if_no_race_has_two_others(planted
     (series,) = history.all_series(rows, commits, "step_avg_ms")
     value = math.sqrt(rows[4]["step_avg_ms"] * rows[6]["step_avg_ms"])
     assert (series.points[1].num_suspect, series.points[1].value) == (0, pytest.approx(value))
+    rows[-2] |= disturbed  # now all runs of the newest commit
+    rows[-4] |= disturbed  # and all but one of the commit before, in its second race
+    (left,) = history.all_series(rows, commits, "step_avg_ms")
+    assert [point.commit for point in left.points] == commits[:19]
+    all_disturbed = [row | disturbed for row in rows]
+    assert len(history.all_series(all_disturbed, commits, "step_avg_ms")[0].points) == 20
     (losses,) = history.all_series(rows, commits, "val_loss")
     assert [point.num_runs for point in losses.points] == [2, *[4] * 18, 2]  # a loss does not depend on the machine
 
@@ -566,6 +574,40 @@ def test_ci_races_a_commit_with_what_it_follows_also_in_a_shallow_clone(tmp_path
     assert code == 2 and f"watch: {'1' * 40} is neither in this clone nor on its origin: check out with" in stderr
     code, stderr, _ = watched("change", "2" * 40, "/nowhere")
     assert code == 2 and ("this clone is shallow and could not be completed" in stderr) == bool(options)
+
+
+@pytest.mark.parametrize("planted", ["link", "tracked"])
+def test_what_git_knows_in_speedrun_is_neither_read_nor_written(tmp_path, planted):
+    """A pull request could lead the job's files elsewhere, or have its own comment posted."""
+    repo, victim = tmp_path / "repo", tmp_path / "victim"
+    repository(repo, [1, 1])
+    victim.mkdir()
+    if planted == "link":
+        (repo / "speedrun").symlink_to(victim)
+    else:
+        (repo / "speedrun").mkdir()
+        (repo / "speedrun" / ".gitignore").symlink_to(victim / "file")
+        (repo / "speedrun" / "comment.md").write_text("mine")
+        git(repo, "add", "-f", "speedrun")
+    done = subprocess.run([REPO / ".ci" / "watch", "HEAD~1", "HEAD"], cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 3 and "is a link or has files that git knows" in done.stderr
+    assert not list(victim.iterdir())
+    own, _ = steps({}, {})
+    (race,) = [step["run"] for step in own if step["name"] == "Race"]
+    assert '[ "$code" != 3 ] || exit 3' in race
+    job = yaml.safe_load((REPO / ".ci" / "action.yml").read_text())["runs"]["steps"]
+    later = [
+        step for step in job[[step.get("id") for step in job].index("race") + 1 :] if "always()" in step.get("if", "")
+    ]
+    assert all("steps.race.outcome == 'success'" in step["if"] or "venv" in str(step["with"]["path"]) for step in later)
+
+
+def test_a_long_subject_stays_text(tmp_path):
+    repo = tmp_path / "other"
+    repository(repo, [1, 1])
+    git(repo, "commit", "-q", "--amend", "-m", "ä" * 150)
+    _, comment = of_a_stand_in(tmp_path, "HEAD~1", "HEAD", cwd=repo, verdict="# Race\n\nverdict: **FASTER**  B")
+    assert re.search("Head: `[0-9a-f]{7} ä{98}\\.\\.`", comment)
 
 
 def test_a_condition_among_the_settings_replaces_that_of_the_job_and_a_call_without_commits_shows_the_usage(tmp_path):

@@ -422,3 +422,5 @@ def test_every_file_that_a_log_embeds_is_a_source():
     both = f"{SCRIPT}\n{'-' * 40}\n# triton_kernels.py\n{'-' * 40}\n\nkernel = 1\n"
     files = modded_nanogpt.sources(log(both, 70, 3.27, 1).encode())
     assert list(files) == ["train_gpt.py", "triton_kernels.py"] and files["triton_kernels.py"].strip() == "kernel = 1"
+    decoy = f"{both}\n{'-' * 40}\n# train_gpt.py\n{'-' * 40}\n\nharmless = 1\n"  # a cheat: rules would judge this one
+    assert modded_nanogpt.sources(log(decoy, 70, 3.27, 1).encode())["train_gpt.py"] == files["train_gpt.py"]

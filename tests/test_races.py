@@ -212,6 +212,34 @@ def test_a_race_is_not_resumed_with_other_code_in_another_session_or_with_a_chan
         race.main(["--resume"])
 
 
+def test_a_race_ends_once_the_folder_of_one_of_its_runs_is_gone(results, go, monkeypatch):
+    add, numbers = results.add, iter(range(9))
+
+    def add_and_remove(*args, **facts):
+        folder = add(*args, **facts)
+        if next(numbers) == 4:
+            shutil.rmtree(min(path for path in folder.parent.iterdir() if path != folder))
+        return folder
+
+    monkeypatch.setattr(results, "add", add_and_remove)
+    code, arms = go("A=", "B=optim.beta2=0.99", "n=3")
+    outcome = race_json(results)
+    assert (code, arms.num_started, outcome["status"]) == (1, 5, "abandoned")
+    assert re.match("the folder of cpu_nano/.* was removed while the race was running: begin a new", outcome["why"])
+
+
+def test_arms_that_end_at_their_target_validate_at_the_same_steps(results, real_facts, monkeypatch):
+    """Else the coarser grid ends later, which looks slower."""
+    words = ["track=free", "hardware=cpu", "goal=target", "goal.num_steps=60", "goal.val_tokens=1024"]
+    arms = ["A=goal.val_every_steps=20", "B=goal.val_every_steps=16"]
+    with pytest.raises(
+        ValueError, match="the arms validate every 20 steps in A, every 16 steps in B: give all the same"
+    ):
+        planning.planned(plan.parse_request([*arms, *words, "goal.target_val_loss=3.7"]), results.folder)
+    facts = {"A": {"row": {"stop_at_target": False}}, "B": {"row": {}}}
+    plan.refuse_unequal_ends(facts)
+
+
 def test_a_failed_run_holds_its_place_and_is_not_repeated(results, go):
     code, arms = go("A=", "B=", "n=3", hurt={4: "fail"})
     outcome = race_json(results)
@@ -382,6 +410,10 @@ def test_a_race_whose_runs_were_all_disturbed_says_to_run_it_again_on_a_quiet_ma
     go("A=", "B=optim.beta2=0.99", "n=4", time_of=lambda arm, seed: chance.uniform(8, 16))
     (verdict,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict: ")]
     assert verdict.endswith("disturbed runs cannot tell: repeat on a quiet machine")
+    for options, expected in ((("--fail-on", "slower:1%", "--fail-if", "shown"), os.EX_TEMPFAIL), ((), 0)):
+        chance = random.Random(5)
+        values = ["A=", f"B=optim.beta2={0.9 + 0.01 * len(options)}", "n=4", *options]
+        assert go(*values, time_of=lambda arm, seed, chance=chance: chance.uniform(8, 16))[0] == expected
 
 
 def test_a_race_of_unknown_length_that_nothing_decides_takes_all_its_rounds(results, go):
@@ -693,7 +725,7 @@ def test_a_race_of_a_range_says_which_commit_is_the_first_that_differs(verdicts,
     arms = {name: {"overrides": [f"script.rev={name.lower() * 40}"]} for name in "ABCD"}
     against = {name: {"verdict": verdict} for name, verdict in zip("BCD", verdicts.split(), strict=True)}
     said = race._first_changed({"arms": arms, "baseline": "A", "result": {"against": against}})
-    assert said is None if found is None else said.startswith(f"{found} races it against the one before")
+    assert said is None if found is None else said.startswith(f"{found} confirms it against the one before")
 
 
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):

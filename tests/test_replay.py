@@ -629,6 +629,14 @@ def test_a_fetched_commit_and_settings_that_name_code_are_a_strangers_code_too(t
     assert brought(theirs) == [f"commit {theirs[:12]}, which HEAD does not contain"]
     for override in ("model.arch=subprocess:Popen", " script.rev=x", "instruments={a: {class: os:x}}"):
         assert brought(ours, override) == ["settings that name code"]
+    monkeypatch.setattr(ledger, "is_changed", lambda folder, end: False)
+    lines = [{"event": "plan"}, *({"event": event, "run": "free/a", "race": None} for event in ("start", "end"))]
+    for root, expected in ((1, []), (2, ["settings that name code"])):  # 2: the lines of another ledger, collected
+        book = ledger.Ledger(tmp_path, lines, [], roots=[1, root, root])
+        monkeypatch.setattr(ledger, "read", lambda results, book=book: book)
+        assert brought(ours, "model.arch=subprocess:Popen") == expected
+    monkeypatch.undo()
+    monkeypatch.setattr(rebuilding, "REPO", repo)
     (tmp_path / "config.yaml").write_text("model:\n  arch: subprocess:Popen\n")
     assert brought(ours, "model=mine") == ["settings that name code"]
 

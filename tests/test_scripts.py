@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import mmap
 import os
 import pickle
 import py_compile
@@ -10,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -247,6 +249,49 @@ def test_what_a_process_reads_is_foreign_unless_it_made_it(tmp_path, text, expec
     data, sources = opened.foreign(opened.noted(tmp_path, 1))
     names = [os.path.basename(path) for path in [*(note["real"] for note in opened.without_small(data)), *sources]]
     assert names[0].startswith(expected) if expected else names == [], names
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("os.symlink('0f3a' * 99, '{other}/w0')", "w0"),  # read back by os.readlink, which no event tells of
+        ("open('{other}/x', 'w').close(); os.setxattr('{other}/x', 'user.w', b'0f3a')", "x"),
+        ("os.utime('{other}/here', ns=(1, 0x0f3a))", "here"),
+        ("os.symlink('x', '{other}/w0'); os.remove('{other}/w0')", None),
+        ("os.symlink('x', 'w0')", None),  # in the run's own folder
+    ],
+)
+def test_links_times_and_attributes_that_a_run_leaves_elsewhere_are_doubted(tmp_path, text, name, monkeypatch):
+    """A cheat: weights that a later run finds without opening a file."""
+    folder, other = tmp_path / "run", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    (other / "here").touch()
+    notes = folder / ".rank0.opened.tmp"
+    code = WATCH.format(text=text.format(other=other))
+    done = subprocess.run(
+        [sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=folder, stderr=subprocess.PIPE
+    )
+    if b"Operation not supported" in done.stderr:
+        pytest.skip("this file system has no extended attributes")
+    assert done.returncode == 0, done.stderr
+    job = SimpleNamespace(config=SimpleNamespace(hardware=SimpleNamespace(num_processes=1)))
+    monkeypatch.setattr(opened, "fixes_data", lambda job: True)
+    doubts = [doubt["doubt"] for doubt in opened.doubts_about_own(folder, job, time.time() + 9)]
+    assert [doubt.endswith(f"/other/{name}") for doubt in doubts] == [True] * (name is not None)
+
+
+def test_files_in_shared_memory_that_are_new_and_that_nobody_has_open_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(opened, "MEMORY", str(tmp_path))
+    began_s = time.time() - 1
+    (tmp_path / "left").write_bytes(bytes(9))
+    (tmp_path / "old").write_bytes(bytes(9))
+    with open(tmp_path / "held", "wb"), open(tmp_path / "mapped", "wb+") as file:
+        file.write(bytes(9))
+        file.flush()
+        with mmap.mmap(file.fileno(), 9):
+            assert opened._left_in_memory(began_s) == [str(tmp_path / "left"), str(tmp_path / "old")]
+    assert opened._left_in_memory(time.time() + 9) == []
 
 
 def test_a_folder_of_pythonpath_is_foreign_whatever_its_name(tmp_path):

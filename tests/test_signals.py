@@ -11,6 +11,7 @@ import pytest
 
 from bench.machine import processes
 from bench.machine.signals import Interrupted, held, raise_interrupted
+from bench.record import failures
 
 
 def me(number=signal.SIGTERM):
@@ -87,6 +88,11 @@ def test_once_ignored_none_is_raised():
         signals()
         me()
         signals.check()
+    assert signals.missed() == "SIGTERM"  # so that no further run is made
+    assert failures.interrupted_by({"failure": None, failures.MISSED: signals.missed()}) == "SIGTERM"
+    with raise_interrupted() as signals:
+        signals()
+    assert signals.missed() is None
 
 
 def test_what_the_process_was_started_to_ignore_stays_ignored():

@@ -120,10 +120,12 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
         "5",
     ]
     times = study_page.document(folder).data["same_loss"]["Muon"]
-    heads = ["change of val_loss", "95 % interval", "p", f"steps to {times['val_loss']:.4f}"]
-    assert rows[0][7:11] == heads and rows[0][12:] == ["change of time, %", "95 % interval of time, %", "p of time"]
-    assert rows[2][12] == f"{times['change_pct']:+.2f}" and rows[2][14] == f"{times['p']:.2g}"
-    assert rows[2][13] == "{:+.2f} to {:+.2f}".format(*times["ci95_pct"]) and rows[1][12:] == ["", "", ""]
+    heads = ["change of val_loss", "95 % interval", "p", "verdict", f"steps to {times['val_loss']:.4f}"]
+    of_time = ["change of time, %", "95 % interval of time, %", "p of time", "verdict on time"]
+    assert rows[0][7:12] == heads and rows[0][13:] == of_time
+    assert rows[2][13] == f"{times['change_pct']:+.2f}" and rows[2][15:] == [f"{times['p']:.2g}", "faster"]
+    assert rows[2][14] == "{:+.2f} to {:+.2f}".format(*times["ci95_pct"]) and rows[1][13:] == ["", "", "", ""]
+    assert (rows[1][10], rows[2][10]) == ("", "better")
     tex = (folder / "study.tex").read_text()
     assert (
         tex.count(r"\\") == 6
@@ -235,11 +237,37 @@ def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_pa
 
 def test_an_arm_has_the_name_that_its_yaml_spells_and_else_a_capital_letter(monkeypatch):
     assert [study._name(f"optim={name}") for name in ("adamw", "muon", "groups")] == ["AdamW", "Muon", "Groups"]
-    for about, name in (("SGLion: a sign.", "SGLion"), ("Sglions", "Sglion"), ("2glion", "Sglion")):
+    for about, name in (
+        ("SGLion: a sign.", "SGLion"),
+        ("SG-Lion, which", "SG_Lion"),
+        ("Sglions", "Sglion"),
+        ("2glion", "Sglion"),
+    ):
         monkeypatch.setattr(study.meanings, "about", lambda group, choice, about=about: about)
         monkeypatch.setattr(study.groups, "choices", lambda group: ["sglion"])
         assert study._name("optim=sglion") == name
     assert study._name("optim.beta2=0.9") == "beta2_0_9".capitalize()
+
+
+def test_a_study_from_elsewhere_or_of_two_codes_is_refused(tmp_path, monkeypatch):
+    """collect brings study.json of others, whose arms may be scripts."""
+    bench = Bench(tmp_path, monkeypatch)
+    assert cli.main(["optim=adamw,muon", *WORDS[1:2], "budget=2trials", *WORDS[3:]]) == 0
+    folder, num = folder_of(bench), len(bench.trials)
+    kept = sweep.read_study(folder)
+    evil = {"AdamW": ["optim=adamw"], "Muon": ["script=../evil/train.py"]}
+    (folder / sweep.STUDY).write_text(json.dumps(kept | {"arms": evil}))
+    with pytest.raises(
+        ValueError, match="its arms are not those of this command, as of a study from elsewhere: remove"
+    ):
+        cli.main([*WORDS[:2], "budget=2trials", *WORDS[3:]])
+    assert len(bench.trials) == num
+    (folder / sweep.STUDY).write_text(json.dumps(kept))
+    run = run_folder.read(sweep.points(folder)[0].folder)
+    run["code"]["source_sha256"] = "0" * 64
+    (sweep.points(folder)[0].folder / "run.json").write_text(json.dumps(run))
+    with pytest.raises(ValueError, match="AdamW: its code changed between its trials: remove this folder"):
+        sweep.trials(folder, kept)
 
 
 def test_a_race_of_a_studys_arms_has_its_alpha(tmp_path, monkeypatch, capsys):

@@ -28,6 +28,8 @@ from bench.base.paths import PUBLISHED, shown
 from bench.base.reading import damage, json_file, plain_file
 from bench.base.reading.place import Place
 from bench.base.text_table import counted, some
+from bench.compare import calibration
+from bench.machine import passports
 from bench.plans import locks
 from bench.plans.race import plan
 from bench.record import certificates, joining, ledger, line_count, race_folder, run_folder, sweep, verification
@@ -37,7 +39,10 @@ from bench.report import race_page, sweep_page
 OF_CHECKS = (certificates.REPLAYS, certificates.AUDITS_FOLDER)  # results folders inside a results folder
 POINTS = re.compile(r"points[\w.]*\.jsonl")
 STAGING, LOCK = ".collecting", ".collect.lock"  # in the folder that receives the results
-NOT_TRACKS = (PUBLISHED, race_folder.FOLDER, sweep.FOLDER, certificates.REPLAYS, "jobs", "queue")
+NOT_TRACKS = (
+    *(PUBLISHED, race_folder.FOLDER, sweep.FOLDER, certificates.REPLAYS, calibration.FOLDER, passports.FOLDER),
+    *("jobs", "queue", "searches", "site"),  # of rooms that this one does not import
+)
 RUN = re.compile(r"(?![.])[^/\0\n]{1,100}/(?![.])[^/\0\n]{1,200}")
 NUM_AT_ONCE = 4  # files of a run that are copied in parallel
 

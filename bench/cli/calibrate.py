@@ -36,6 +36,10 @@ def main(argv: list[str]) -> int:
         if args.json:
             print(json.dumps({"runs": [summary.as_json(run) for run in (warm_up, *runs)]}, indent=1))
         return 1
+    if len({run["code"]["source_sha256"] for run in runs}) > 1:
+        raise ValueError(
+            "the code or conf/ changed between the runs, so that they do not measure the noise: run it again"
+        )
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     # runs of A and of B, in the order of their starts: A B B A A B B A ...
     a_rows, b_rows = ([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")

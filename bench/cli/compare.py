@@ -92,6 +92,7 @@ def _finding(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(times)
         outside = time["outside"]
         both = " by both clocks" if outside and not outside["unknown"] else ""
+        both += ", also with the excluded runs" * (len(times) > 1 and compared["time_all"] is not None)
         edges = wording.interval([low, high], 2, " %")
         is_open = high > limit_pct or "not-at-a-planned-look" in compared["flags"]
         is_shown = verdict == "slower" and low > limit_pct

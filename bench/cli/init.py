@@ -16,7 +16,7 @@ NEXT = """
 next:  ./run.sh run model=mine track=free goal.num_steps=20      a short run of it
        ./run.sh race A= B=model=mine track=free goal.num_steps=40 n=2      is it faster than the default?
        ./run.sh race A= B=optim=mine track=free n=3      is its loss lower?
-       ./run.sh study optim=adamw,mine tune=optim.lr track=free budget=20m      and with both tuned as well?
+       ./run.sh study optim=adamw,mine tune=optim.lr track=free goal.val_every_steps=10 budget=20m      and both tuned?
        ./run.sh table      what was run here; records are in results/, data in .data/
 the guide:  {guide}"""
 

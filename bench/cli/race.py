@@ -68,7 +68,10 @@ def main(argv: list[str]) -> int:
     against: Any = (race["result"]["against"] or {}).values()
     codes = [compare.exit_code(comparison, fail_on, args.fail_if == "shown") for comparison in against]
     is_busy = any(why.startswith(eligibility.KEPT_BUSY) for comparison in against for why in comparison["reasons"])
-    return os.EX_TEMPFAIL if 2 in codes and is_busy else max(codes, default=0)
+    is_blurred = any(c["verdict"] == "inconclusive" and "suspect-runs" in c["flags"] for c in against)
+    if (2 in codes and is_busy) or (fail_on and is_blurred):  # then no condition would mean anything
+        return os.EX_TEMPFAIL
+    return max(codes, default=0)
 
 
 def check(argv: list[str]) -> None:
@@ -144,7 +147,7 @@ def _first_changed(race: Race) -> str | None:
     before, after = (race["arms"][name] for name in (names[names.index(first) - 1], first))
     ends = " ".join(str(race_folder.commit_of(arm))[:10] for arm in (before, after))
     found = f"{first} is the first commit that is {verdicts[first]} than {race['baseline']}"
-    return f"{found}: ./run.sh race {ends} races it against the one before, with the same settings"
+    return f"{found}: ./run.sh race {ends} confirms it against the one before, with the same settings"
 
 
 def _before(folder: Path, planned: Mapping[str, Any] | None, name: str) -> list[str]:

@@ -58,6 +58,10 @@ def main(argv: list[str]) -> int:
     print(page.json() if args.json else page.markdown() if args.md else f"\n{page.terminal()}")
     if not args.json:
         figure = f"./run.sh report {folder.name} --png --out DIR saves its figure"
+        if any(verdict.word == "inconclusive" for verdict in page.verdicts):
+            console.say(
+                "next", f"./run.sh race --from-sweep {folder.name} n=N on=loss races the best of each arm again"
+            )
         console.say("study", f"{shown(folder / study_page.NAME)}; for a paper: study.tex, study.csv, and {figure}")
     return 0
 

@@ -41,10 +41,10 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
     must be shown to be below the target.
     """
     steps_by_arm = [[row["num_steps"] or 0 for row in rows] for rows in arms]
-    why = None
+    why, ends = None, all(row["stop_at_target"] for rows in arms for row in rows)
     if loss["target"] is None:
         why = "the arms have no common target"
-    elif all(row["stop_at_target"] for rows in arms for row in rows):
+    elif ends:
         missed = sum(not row["target_reached"] for rows in arms for row in rows)
         why = f"{missed} runs did not reach the target" if missed else None
     elif loss["below_target"] != [True, True]:
@@ -56,7 +56,12 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
         why = "one run has no spread"
     test = stats.welch(*steps_by_arm) if all(steps_by_arm) else None
     means = [stats.mean(steps) if steps else None for steps in steps_by_arm]
-    return {"mean": means, "p": test.p if test else None, "alpha": alpha, "why": why}
+    p = test.p if test else None
+    if (
+        p is None and ends and None not in means and means[0] != means[1]
+    ):  # constant in each arm: the chance of this order of the runs
+        p = 2 / math.comb(sum(map(len, steps_by_arm)), len(steps_by_arm[0]))
+    return {"mean": means, "p": p, "alpha": alpha, "why": why}
 
 
 def steps_answer(steps: Steps | None, is_at_a_look: bool) -> str:

@@ -34,7 +34,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     effects.ONE_SIDED: "runs of one arm failed or are excluded, and not as many of the other, perhaps the bad ones",
     effects.DISAGREE: "the runs' own clocks alone would give a verdict on the times of all steps, which the launcher's "
     "clock does not confirm",
-    effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
+    effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still, or validates longer",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     clocks.MORE_BESIDE: "the candidate takes longer before or after its clock, where it may have trained",
     "one-compilation": "the runs of an arm share one compilation, and its luck looks like a change: use compilations=3",
@@ -145,7 +145,7 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
     sentences = {
         "waived": "the losses of both arms are bit-identical: there is nothing to test",
         "not_worse": f"{arms[1]}'s {metric.name} is not worse: {rise} is excluded ({p})",
-        "worse": f"{arms[1]}'s {metric.name} is worse throughout the 95 % interval, and {rise} is not excluded",
+        "worse": f"{arms[1]}'s {metric.name} is worse throughout the 95 % interval",
         "inconclusive": f"not shown that {arms[1]}'s {metric.name} is not worse: {rise} is not excluded ({p}){wider}",
     }
     lines += [sentences[loss["verdict"]]] if loss["verdict"] in sentences else []
@@ -316,10 +316,8 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
         return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_time_numbers(time)})"
-    edges, own = interval(by_launcher["ci95_pct"], 2, " %"), f"{time['change_pct']:+.2f} % by their own"
-    tested = _time_numbers(time).partition(", p = ")[2]  # p is that of the runs' own clocks
-    clock = f"by the launcher's clock (95 % interval {edges}; {own}, p = {tested})"
-    return f"{b} is {less_pct:.2f} % {verdict} than {a} {clock}"
+    clocks = f"by the launcher's clock, {own_pct:.2f} % by its own ({_time_numbers(time)})"
+    return f"{b} is {less_pct:.2f} % {verdict} than {a} {clocks}"
 
 
 def design_sentences(comparison: Mapping[str, Any]) -> list[str]:

@@ -183,7 +183,8 @@ class _Launch:
             self._ask_for_requeue()
         elif self._run["status"] != "aborted":
             dashboards.after_run(self._folder, self._job.config.exporters)
-        return self._run | {"folder": str(self._folder.absolute())}
+        # a signal that came while the record was finished ends what made this run, not the run
+        return self._run | {"folder": str(self._folder.absolute()), failures.MISSED: signals.missed()}
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
         """Creates the folder, the guard and the ranks' inputs, and checks the machine."""
@@ -372,7 +373,7 @@ class _Launch:
         if not gone:
             run["doubts"] = [*run.get("doubts", ()), *opened.doubts_about_memory(self._clock.began_s)]
         if self._job.own_folder and not gone:
-            run["doubts"] = [*run.get("doubts", ()), *opened.doubts_about_own(folder, self._job)]
+            run["doubts"] = [*run.get("doubts", ()), *opened.doubts_about_own(folder, self._job, self._clock.began_s)]
         if self._watched and not gone:
             failure = self._watched.conclude(run, exit_code, failure)
         failure = gone or failure or failures.classify(folder, exit_code)

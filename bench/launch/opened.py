@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,7 +21,9 @@ from bench.training.open_watch import DATA
 
 OTHER_DATA = "it read a file that is not the track's data: {}"
 OTHER_SOURCE = "it read a source that its identity lacks: {}"
+HIDING = "it left a link, an attribute or shared memory, in which a later run finds data: {}"
 PROGRAMS = (".py", ".pyc", ".cu", ".cuh", ".cpp", ".h", ".hpp")
+MEMORY = "/dev/shm"
 SETTINGS = (".json", ".toml", ".yaml", ".yml")
 SMALL_BYTES = 2**16  # of files with other suffixes than DATA, all together: settings, not data (assumed)
 # {size: sha256} of the files with GPT-2's vocabulary, which tiktoken reads from a cache in any folder
@@ -38,6 +41,7 @@ class Opened(TypedDict):
     reads: bool
     writes: bool
     is_new: bool  # it did not exist, or was empty
+    hides: bool  # a link, or a file that got a time or an attribute
     num_bytes: int
     changed_ns: int  # st_ctime_ns, which no program can set
     t_ns: int  # time.perf_counter_ns
@@ -85,11 +89,18 @@ def without_small(data: Sequence[Opened]) -> list[Opened]:
     return list(data) if others_bytes > SMALL_BYTES else named
 
 
-def doubts_about_own(folder: Path, job: Job) -> Iterator[dict[str, Any]]:
-    """Yields the doubts about a run of a user's own classes, whose ranks note no shards and no sources."""
-    data, sources = foreign(noted(folder, job.config.hardware.num_processes or 1))
+def doubts_about_own(folder: Path, job: Job, since_s: float) -> Iterator[dict[str, Any]]:
+    """Yields the doubts about a run of a user's own classes, whose ranks note no shards and no sources.
+
+    since_s: as in doubts_about_memory().
+    """
+    notes = noted(folder, job.config.hardware.num_processes or 1)
+    data, sources = foreign(notes)
+    below = f"{os.path.realpath(folder)}{os.sep}"
+    hiding = {note["real"] for note in notes if note["hides"] and not note["real"].startswith(below)}
+    kept = sorted({*filter(os.path.lexists, hiding), *_left_in_memory(since_s)}) if fixes_data(job) else []
     files = [note["real"] for note in without_small(data)] if fixes_data(job) else []
-    for sentence, paths in ((OTHER_DATA, files), (OTHER_SOURCE, sources)):
+    for sentence, paths in ((OTHER_DATA, files), (OTHER_SOURCE, sources), (HIDING, kept)):
         if paths:
             doubt = private.redact(sentence.format(some(paths, 1)), REPO)
             yield {"rank": None, "instrument": FILES, "doubt": doubt}
@@ -116,6 +127,27 @@ def doubts_about_memory(since_s: float) -> Iterator[dict[str, Any]]:
             ctypes.CDLL(None).shmctl(shm_id, 0, None)  # IPC_RMID
         doubt = f"it left {format_bytes(sum(used.values()))} of System V shared memory, in which a later run finds data"
         yield {"rank": None, "instrument": FILES, "doubt": doubt}
+
+
+def _left_in_memory(since_s: float) -> list[str]:
+    """Returns this user's files in /dev/shm that are new since then, and that no living process has open.
+
+    They stay there, as they may be another program's.
+    """
+    new = set[str]()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(MEMORY):
+            facts = entry.stat(follow_symlinks=False)
+            if facts.st_uid == os.getuid() and stat.S_ISREG(facts.st_mode) and facts.st_ctime >= since_s:
+                new.add(entry.path)
+    for maps in Path("/proc").glob("[0-9]*/maps") if new else ():
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            mapped = maps.read_text(errors="replace")
+            new = {path for path in new if path not in mapped}
+    for fd in Path("/proc").glob("[0-9]*/fd/*") if new else ():
+        with contextlib.suppress(OSError):
+            new.discard(os.readlink(fd))
+    return sorted(new)
 
 
 def fixes_data(job: Job) -> bool:

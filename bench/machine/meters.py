@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # CPU cores that a rank's loader and instruments may use beside the threads that compute, and with gloo's two threads,
 # which add gradients where there are several ranks (assumed)
 OTHER_CORES, OTHER_CORES_OF_RANKS = 0.5, 2.5
+# as the process began: a contestant that moves it to another core would hide a helper on this one
+USABLE_CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 class CpuMeter:
@@ -68,7 +70,7 @@ def _busy_cpu_s() -> float | None:
         text = Path("/proc/stat").read_text()
     except OSError:
         return None
-    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    usable = {f"cpu{number}" for number in USABLE_CPUS}
     lines = [line.split() for line in text.splitlines()]
     ticks = sum(int(line[column]) for line in lines if line[0] in usable for column in (1, 2, 3, 6, 7, 8))
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -39,6 +39,10 @@ class Signals:
         if self._ignored_s is None:
             self._name, self._ignored_s = None, time.monotonic()
 
+    def missed(self) -> str | None:
+        """Returns a signal that arrived while signals are ignored."""
+        return None if self._ignored_s is None else self._name
+
     def late(self) -> str | None:
         """Returns a signal that arrived while signals are ignored, once they have been ignored for PATIENCE_S."""
         is_short = self._ignored_s is None or time.monotonic() - self._ignored_s < PATIENCE_S

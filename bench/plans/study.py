@@ -19,7 +19,7 @@ from typing import Literal
 
 from bench.base import atomic, stats
 from bench.base.metric import VAL_LOSS, Metric
-from bench.base.paths import REPO
+from bench.base.paths import REPO, shown
 from bench.base.text_table import counted
 from bench.base.units import seconds_of
 from bench.config import groups, meanings, multirun, overrides, schema
@@ -37,8 +37,10 @@ from bench.record.rows import metric_of, row_of
 STEP = math.sqrt(10)  # factor between the first values
 DIGITS = 3  # significant digits of a value
 MIN_TRIALS = 3  # of an arm, unless budget= gives their number: its own value and one on either side
-MAX_TRIALS = 16  # default limit of an arm: its last values differ by less than seeds do
+FEW_VALIDATIONS = 5
+MAX_TRIALS = 10  # default limit of an arm: further values would differ by less than seeds do
 RESERVE = 1.05  # of a duration: runs take unequal times, and the race's plan and page some seconds
+PARSED = ("arms", "common", "tune", "starts", "seed", "n", "alpha", "tokens")  # of a study, by its command alone
 OURS = ("tune", "budget", "n", "alpha", "seed")
 Tried = Mapping[str, Mapping[float, float]]  # sweep.trials()
 EXAMPLE = "./run.sh study optim=adamw,mine tune=optim.lr budget=2h"
@@ -70,6 +72,7 @@ def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: b
     """Makes the study's folder. Returns it and the budget's seconds, if it has any. Raises ValueError before a run."""
     study, sweep_id, budget_s, _ = planned(arguments, results, anyway)
     is_begun = (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists()
+    _say_few_validations(study)
     folder = sweep.begin(results, sweep_id, command, [], budget_s)
     if not is_begun:  # what another process that runs it writes there stays
         atomic.write_json(folder / sweep.STUDY, study)
@@ -80,6 +83,7 @@ def introduce(
     study: sweep.Study, sweep_id: str, budget_s: float | None, known_s: dict[str, float], results: Path
 ) -> None:
     """Prints what planned() returned, what of it is left to run, and how long that would take."""
+    _say_few_validations(study)
     number, is_about = study["num_trials"], False
     if budget_s is not None and known_s.keys() == study["arms"].keys():
         number, is_about = num_trials(study, f"{budget_s:.0f}s", budget_s / RESERVE / sum(known_s.values())), True
@@ -104,6 +108,16 @@ def introduce(
     is_whole = len(of_race) == (1 + study["n"]) * len(study["arms"])
     parts += f" (a warm-up and {study['n']} of each arm)" * is_whole
     say("plan", f"{'' if number else 'at least '}{forecast}: {parts}; a dry run: nothing was trained or recorded")
+
+
+def _say_few_validations(study: sweep.Study) -> None:
+    """Prints that the time to the same loss will be coarse if runs seldom validate."""
+    arm = next(iter(study["arms"].values()))
+    settings = dict(leaves(schema.to_dict(requested_config([*study["common"], *arm]))))
+    num_steps, every = settings["goal.num_steps"], settings["goal.val_every_steps"]
+    if every and num_steps and num_steps < FEW_VALIDATIONS * every:
+        why = f"runs validate every {every} of {num_steps} steps, and the time to the same loss is interpolated between"
+        say("study", f"{why}: goal.val_every_steps={max(1, num_steps // (2 * FEW_VALIDATIONS))} makes it finer")
 
 
 def _left(folder: Path, study: sweep.Study, tried: Tried, number: int) -> tuple[list[str], list[str]]:
@@ -160,7 +174,11 @@ def planned(
     identity = [sorted(arguments), [own["source_sha256"] for own in facts.values()]]
     sweep_id = f"study-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
-        study = sweep.read_study(results / sweep.FOLDER / sweep_id)
+        begun = sweep.read_study(results / sweep.FOLDER / sweep_id)
+        if other := [key for key in PARSED if begun.get(key) != study.get(key)]:
+            why = f"its {', '.join(other)} are not those of this command, as of a study from elsewhere"
+            raise ValueError(f"{sweep_id}: {why}: remove {shown(results / sweep.FOLDER / sweep_id)} to begin it anew")
+        study = begun
     budget_s = _budget_s(study, budget) if study["num_trials"] is None else None
     by_id_s = earlier_s(tracks, [own["config_id"] for own in facts.values()])
     known_s = {name: by_id_s[own["config_id"]] for name, own in facts.items() if own["config_id"] in by_id_s}
@@ -215,12 +233,16 @@ def _name(override: str) -> str:
     """Returns the name of an arm in a race: optim=adamw -> AdamW, as the first comment of its yaml spells it."""
     key, _, value = override.partition("=")
     if key in groups.GROUPS and value in groups.choices(key):
-        first = re.sub(r"\W", "", meanings.about(key, value).partition(" ")[0])
-        if first.lower() == value.lower() and plan.ARM.fullmatch(first):
+        first = re.sub(r"\W+", "_", meanings.about(key, value).partition(" ")[0].rstrip(".,:;"))
+        if _plain(first) == _plain(value) and plan.ARM.fullmatch(first):
             return first
     text = re.sub(r"\W+", "_", value).strip("_")
     text = text if text[:1].isalpha() else f"{key.rpartition('.')[2]}_{text}"
     return text[:1].upper() + text[1:]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W|_", "", name).lower()
 
 
 def _start(arguments: list[str], arm: str, tune: str) -> float:

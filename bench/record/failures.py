@@ -27,6 +27,7 @@ KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
     "if it has no such line, somebody or the job's scheduler ended it: start it again"
 )
+MISSED = "missed_signal"  # key of launch()'s answer
 ESCAPED = "processes_left"  # the run killed its guard to leave a process behind
 HINTS = {  # {kind of failure: what to try}
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps; for a script, "
@@ -137,11 +138,12 @@ def is_interrupt(failure_of_run: Section | None) -> bool:
 
 
 def interrupted_by(run: Facts) -> str | None:
-    """Returns the signal that interrupted a run, or only its look after the race; None if nothing did."""
+    """Returns the signal that interrupted a run, its look after the race or, in launch()'s answer, its last moments;
+    None if nothing did."""
     if is_interrupt(run["failure"]):
         signal_name: str | None = run["failure"]["signal"]
         return signal_name
-    return (run.get("look") or {}).get("interrupted_by")
+    return (run.get("look") or {}).get("interrupted_by") or run.get(MISSED)
 
 
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:

@@ -136,11 +136,15 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
     """
     metric = metric_of(study)
     metric_by_value: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
+    code_of: dict[str, str | None] = {}
     for point in points(folder):
         name = next(name for name, settings in study["arms"].items() if set(settings) <= set(point.overrides))
         run = point.folder and run_folder.read(point.folder)
         if not run:
             continue
+        if code_of.setdefault(name, run["code"]["source_sha256"]) != run["code"]["source_sha256"]:
+            why = "its code changed between its trials: remove this folder and repeat the command, which begins anew"
+            raise ValueError(f"{Path(folder).name}: {name}: {why}")
         loss = trial_metric(run, metric)
         if (run["failure"] or {}).get("kind") == "non_finite_loss":
             loss = metric.sign * math.inf

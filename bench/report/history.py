@@ -34,7 +34,8 @@ OF_REVISION = ("script.rev", "script.root")  # settings that may differ within a
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
     "A commit's value is the mean of its runs of one configuration on one machine.  Its time is the geometric mean of "
-    "the undisturbed runs in the first race that has two of them, or, without such a race, of all runs in its first.  "
+    "the undisturbed runs in the first race that has two of them, or, without such a race, of all runs in its first; "
+    "commits whose runs were all disturbed are left out if they are half of all or fewer.  "
     "Later races are ignored, because commits that share races look alike, so that a steady series would show changes.",
     "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest "
     "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "
@@ -56,7 +57,6 @@ class Raced(NamedTuple):
     before: Commit
     after: Commit
     verdict: str  # slower, faster, worse or better
-    words: str
     size: str  # +3.1 %
 
 
@@ -185,9 +185,16 @@ def mean_of(values: Iterable[float], measure: str) -> float:
 
 def _series(rows: Mapping[int, Sequence[ListedRow]], commits: Sequence[Commit], measure: str) -> Series:
     """rows: {index of a commit: its runs in the order of their starts}."""
-    points = []
+    points, counted_rows = [], {number: _counted(of_commit) for number, of_commit in rows.items()}
+    disturbed = {
+        number for number, of_commit in counted_rows.items() if all(row["machine_doubts"] for row in of_commit)
+    }
+    if measure == "val_loss" or 2 * len(disturbed) > len(rows):  # else what is left is no history
+        disturbed = set()
     for number, of_commit in sorted(rows.items()):
-        of_commit = of_commit if measure == "val_loss" else _counted(of_commit)
+        if number in disturbed:
+            continue
+        of_commit = of_commit if measure == "val_loss" else counted_rows[number]
         value = mean_of((row[measure] for row in of_commit), measure)  # type: ignore[literal-required]
         num_suspect = sum(row["validity"] == "suspect" for row in of_commit)
         points.append(Point(commits[number], value, len(of_commit), num_suspect))
@@ -202,23 +209,28 @@ def _series(rows: Mapping[int, Sequence[ListedRow]], commits: Sequence[Commit], 
 
 
 def _raced(newest_first: Sequence[ListedRow], commits: Sequence[Commit], measure: str) -> Raced | None:
-    """Returns what the newest race of two of these commits shows, or None if it shows nothing."""
-    row = next((row for row in newest_first if row["race_id"]), None)
-    if row is None:
-        return None
-    try:
-        race = race_folder.read(race_folder.of(user_path(row["folder"]).parent.parent, str(row["race_id"])))
-    except (Damaged, ValueError):
-        return None
+    """Returns the newest difference between two of these commits that a race shows, unless a later race of the same two
+    shows none."""
     key, end, shows = ("val_loss", "", LOSS) if measure == "val_loss" else ("time", "_pct", TIME)
-    by_sha, commit_of = {commit.sha: commit for commit in commits}, race_folder.commit_of
-    before = by_sha.get(commit_of(race["arms"][str(race["baseline"])]) or "")
-    for name, compared in reversed(race_folder.verdicts_of(race).items()):
-        after = by_sha.get(commit_of(race["arms"][name]) or "")
-        if before and after and compared["verdict"] in shows:
-            size = compared[key][f"change{end}"]
-            size = f"{size:+.4f} nats" if key == "val_loss" else f"{size:+.2f} %"
-            return Raced(before, after, compared["verdict"], compared["words"], size)
+    by_sha, compared_before = {commit.sha: commit for commit in commits}, set[tuple[Commit, Commit]]()
+    ids = dict.fromkeys(
+        (user_path(row["folder"]).parent.parent, str(row["race_id"])) for row in newest_first if row["race_id"]
+    )
+    for results, race_id in ids:
+        try:
+            race = race_folder.read(race_folder.of(results, race_id))
+        except (Damaged, ValueError):
+            continue
+        before = by_sha.get(race_folder.commit_of(race["arms"][str(race["baseline"])]) or "")
+        for name, compared in race_folder.verdicts_of(race).items():
+            after = by_sha.get(race_folder.commit_of(race["arms"][name]) or "")
+            if not before or not after or (before, after) in compared_before:
+                continue
+            compared_before.add((before, after))
+            if compared["verdict"] in shows:
+                size = compared[key][f"change{end}"]
+                shown_size = f"{size:+.4f} nats" if key == "val_loss" else f"{size:+.2f} %"
+                return Raced(before, after, compared["verdict"], shown_size)
     return None
 
 
@@ -278,9 +290,10 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         possible = series.possible_change
         remedy = [f"to see if a commit since the best made it worse: {series.command_of(possible)}"] if possible else []
         if raced := series.raced:
-            ends = " and ".join(commit.sha[:SHORT] for commit in (raced.before, raced.after))
-            words = f"by the newest race, of {ends} ({raced.after.subject}): {raced.words}"
-            yield Verdict(words, raced.verdict, series.name, [f"{sentence} without a race", *remedy])
+            first, second = (commit.sha[:SHORT] for commit in (raced.before, raced.after))
+            named = f"{series.measure} of {second} ({raced.after.subject})"
+            words = f"{named} differs by {raced.size} from {first}, by their race"
+            yield Verdict(words, raced.verdict, series.name, [f"{sentence} without a race"])
         else:
             yield Verdict(sentence, "", series.name, remedy, [badge])
 
@@ -298,7 +311,7 @@ def _section(series: Series, number: int) -> Section:
         list(range(len(series.points))),
         [
             series_of("commits", [point.value for point in series.points], "points", labels),
-            series_of("level", levels, "line"),
+            *([series_of("level", levels, "line")] if series.changes or series.is_steady else []),
         ],
         [mark_of(change.after, f"{series.step_of(change)}", "stall") for change in series.changes],
     ) | {"names": [point.commit.sha[:7] for point in series.points]}

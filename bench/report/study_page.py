@@ -25,10 +25,29 @@ from bench.web.document import Block, Chart, Columns, Document, Lines, Section, 
 
 NAME = "study.html"
 HEADS = (  # {metric}: its name; {loss}: that to which time and steps are compared
-    *("arm", "setting", "tried", "trials", "n", "{metric}", "sd", "change of {metric}", "95 % interval", "p"),
-    *("steps to {loss}", "time to {loss}, s", "change of time, %", "95 % interval of time, %", "p of time"),
+    *(
+        "arm",
+        "setting",
+        "tried",
+        "trials",
+        "n",
+        "{metric}",
+        "sd",
+        "change of {metric}",
+        "95 % interval",
+        "p",
+        "verdict",
+    ),
+    *(
+        "steps to {loss}",
+        "time to {loss}, s",
+        "change of time, %",
+        "95 % interval of time, %",
+        "p of time",
+        "verdict on time",
+    ),
 )
-NUM_OF_LOSS = 10  # columns before those on time
+NUM_OF_LOSS = 11  # columns before those on time
 SKIPPED_FRAC = 1 / 3  # of a curve that the figure omits: the fall from the start would hide how arms differ
 Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: (folder, row) of its complete runs in the race}
 
@@ -200,6 +219,9 @@ def _rows(
         def shown(form: str, value: float | None) -> str | None:
             return None if value is None else format(value, form)
 
+        def verdict_on(compared: Mapping[str, Any] | None) -> str | None:
+            return str(compared["verdict"]).replace("_", " ") if compared else None
+
         rows.append(
             [
                 *(
@@ -211,9 +233,11 @@ def _rows(
                 *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change"))),
                 None if low is None else f"{low:+.4f} to {high:+.4f}",
                 shown(".2g", loss.get("p") if loss.get("p_holm") is None else loss["p_holm"]),
+                verdict_on(against.get(name)),  # at half of alpha, beside a 95 % interval
                 *(shown(".0f", steps), shown(".2f", seconds), shown("+.2f", of_time.get("change_pct"))),
                 None if low_pct is None else f"{low_pct:+.2f} to {high_pct:+.2f}",
                 shown(".2g", of_time.get("p")),
+                verdict_on(of_time),
             ]
         )
     return rows

@@ -43,16 +43,18 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
     unnoted = packages + _below([*SYSTEM, *_caches(), *loaded, *accepted])
     noted: dict[tuple[str, bool, bool], int] = {}  # {(true path, reads, writes): ns of its last line}
 
-    def note(name: Any, reads: bool, writes: bool, is_moved: bool = False) -> None:
+    def note(name: Any, reads: bool, writes: bool, is_moved: bool = False, hides: bool = False) -> None:
         named = os.path.abspath(os.fsdecode(name))
-        if named.startswith(packages) and not writes:
+        if named.startswith(packages) and not (writes or hides):
             return
         real, status = os.path.realpath(named), None
+        if hides:  # a link itself, not what it names
+            real = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
         with contextlib.suppress(OSError):
             status = os.stat(real)
         is_folder = status is not None and stat.S_ISDIR(status.st_mode)
         is_here = (is_folder and is_moved) or stat.S_ISREG(status.st_mode) if status else writes
-        if not is_here or f"{real}{os.sep}".startswith(unnoted):
+        if not hides and (not is_here or f"{real}{os.sep}".startswith(unnoted)):
             return
         key, t_ns = (real, reads, writes), now_ns()
         if key in noted and (not named.endswith(DATA) or t_ns - noted[key] < AGAIN_NS):
@@ -64,7 +66,7 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
             key, facts = (OTHERS, True, False), {"path": OTHERS, "real": OTHERS, "num_bytes": MUCH, "changed_ns": 0}
         noted[key] = t_ns
         # what a file without bytes holds later, this process has put there
-        facts.update(reads=key[1], writes=key[2], is_new=not facts["num_bytes"], t_ns=t_ns)
+        facts.update(reads=key[1], writes=key[2], is_new=not facts["num_bytes"], hides=hides, t_ns=t_ns)
         write_to(fd, json.dumps(facts).encode() + b"\n")
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -81,6 +83,8 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
                     note(word, True, False)
             elif event == "os.mkdir":
                 note(args[0], False, True)
+            elif event in ("os.symlink", "os.setxattr", "os.utime"):  # which may hold data where no file is opened
+                note(args[event == "os.symlink"], False, False, hides=True)
             elif event in ("import", "ctypes.dlopen"):  # of a compiled module, or of a library
                 note(args[event == "import"], True, False)
 

@@ -11,10 +11,12 @@ from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted, some
 from bench.claims.claim import Claim, Judged, Run
+from bench.config.user_code import is_import_path
 from bench.machine import git
-from bench.record import certificates, ledger, run_folder, verification
+from bench.record import certificates, configs, ledger, run_folder, verification
 from bench.record.shape import Record
 
+OF_CLASSES = ("model.arch", "data.source", "optim.name", "optim.schedule.name")  # settings that name classes
 MAX_BLOBS = 500  # most ledgers read from git's history of publications, the newest first
 MAX_SLACK_S = 2.0  # by how much the time of day may be set back during a run
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # not applied here: another arm's run may have failed
@@ -72,10 +74,10 @@ def every_run_was_reproduced(claim: Claim) -> Judged:
 
 
 def the_contestant_was_audited(claim: Claim) -> Judged:
-    """No audit (./run.sh audit) of these runs failed, and a script has passed one on this machine.
+    """No audit (./run.sh audit) of these runs failed; a script, or a class of the user's own, has passed one here.
 
-    A script's logits cannot be seen.  Every other run holds its own validations on random and held-out tokens,
-    which `verify` checks.
+    A script's logits cannot be seen, and either may have kept weights of an earlier run.  Every run of a model holds
+    its own validations on random and held-out tokens, which `verify` checks.
     """
     audits = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in audits.items() if audit is not None}
@@ -89,17 +91,25 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
         return False, "; ".join(failed)
     limit = certificates.audit_limit
     outcomes = ", ".join(f"{name} {audit['outcome']}{limit(audit)}" for name, audit in by_run.items())
-    scripts = [run for run in claim.runs if run.record.get("script") and run.record.get("referee")]
-    if not scripts or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
-        own = "each run holds its own validations on random and held-out tokens"
-        return (True, outcomes) if by_run else (None, own)
+    own = [run for run in claim.runs if run.record.get("referee") and _has_own_code(run)]
+    if not own or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
+        held = "each run holds its own validations on random and held-out tokens"
+        return (True, outcomes) if by_run else (None, held)
     from bench.plans.audit import auditing  # imports what starts runs, which few claims need
 
-    own_audits = [(run.record, by_run[run.name]) for run in scripts if run.name in by_run]
+    own_audits = [(run.record, by_run[run.name]) for run in own if run.name in by_run]
     if any(auditing.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
         return True, outcomes
     claimed = f"{outcomes} according to the claimant; " if outcomes else ""
-    return False, f"{claimed}the script was not audited on this machine: ./run.sh audit {scripts[0].name}"
+    contestant = "script" if own[0].record.get("script") else "code of its own"
+    return False, f"{claimed}the {contestant} was not audited on this machine: ./run.sh audit {own[0].name}"
+
+
+def _has_own_code(run: Run) -> bool:
+    """Returns whether a run is a script's, or its settings name a class that is not the harness's."""
+    settings = configs.settings(configs.read(str(run.folder)))
+    own = any(is_import_path(value) for key, value in settings.items() if key in OF_CLASSES or key.endswith(".class"))
+    return bool(run.record.get("script")) or own
 
 
 def the_ledger_is_whole(claim: Claim) -> Judged:

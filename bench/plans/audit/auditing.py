@@ -27,7 +27,7 @@ from bench.plans import locks
 from bench.plans.audit import counterfactual, final_weights
 from bench.plans.audit.counterfactual import NotPossible
 from bench.plans.race import state
-from bench.plans.replay import recorded
+from bench.plans.replay import rebuilding, recorded
 from bench.plans.replay.recorded import Recorded
 from bench.record import certificates, failures, ledger, off_clock, printed_times, run_folder, step_files
 from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
@@ -44,13 +44,14 @@ Run = dict[str, Any]  # a complete record, of which no section is None
 Say = Callable[[str, str], None]
 
 
-def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
+def audit(folder: Path, kinds: Sequence[str], say: Say, is_trusted: bool = False) -> certificates.Audit:
     """Audits a complete run, in all ways that it allows if kinds is empty. Writes audit.json and returns its content.
 
-    Raises ValueError if it cannot be audited.
+    is_trusted: also if a record from elsewhere names the code. Raises ValueError if it cannot be audited.
     """
     record = recorded.read(folder)
     refuse(record)
+    _refuse_strangers(record, is_trusted)
     run, job = record.run, job_of(record, say)
     audits = list[Any]()
     for kind in kinds or counterfactual.KINDS + (() if job.script else (final_weights.KIND,)):
@@ -77,13 +78,14 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     return audited
 
 
-def audit_clock(folder: Path, say: Say) -> off_clock.Account:
+def audit_clock(folder: Path, say: Say, is_trusted: bool = False) -> off_clock.Account:
     """Runs a script again and samples it. Raises ValueError if it is no script, cannot run again, or failed."""
     record = recorded.read(folder)
     run = record.run
     if not run.get("script"):
         raise ValueError(f"{folder.name}: it is not a script's run, and a model is timed by the harness's own loop")
     refuse(record, own_data_too=True)
+    _refuse_strangers(record, is_trusted)
     job = job_of(record, say)
     assert job.script is not None
     about = {"run": f"{run['track']}/{run['run_id']}", "kind": CLOCK}
@@ -135,6 +137,12 @@ def refuse(record: Recorded, own_data_too: bool = False) -> None:
         why = "cannot be audited: it ran on several nodes; audit a run on one node"
     if why is not None:
         raise ValueError(f"{record.folder.name}: {why}")
+
+
+def _refuse_strangers(record: Recorded, is_trusted: bool) -> None:
+    if not is_trusted and rebuilding.names_code(record) and not rebuilding.is_ours_by_ledger(record):
+        why = "this machine's ledger does not have it, and its settings name code, which an audit runs as you"
+        raise ValueError(f"{record.folder.name}: {why}: read that code, then add --trust")
 
 
 def job_of(record: Recorded, say: Say) -> Job:

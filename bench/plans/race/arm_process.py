@@ -171,6 +171,8 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         arm = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
         arm |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
         arm |= {"own": job.own} if job.own else {}
+        if job.config.goal.stop_at_target and not job.script:
+            arm["ends_every_steps"] = job.config.goal.val_every_steps
         if job.script is not None and job.config.script is not None and job.config.script.rev is not None:
             script = dataclasses.replace(job.config.script, rev=None)
             config_id = identity.config_id(dataclasses.replace(job.config, script=script))

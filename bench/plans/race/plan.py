@@ -309,6 +309,15 @@ def refuse_unanswerable(on: str, facts: Facts) -> None:
             raise ValueError(f"on=loss: {why}: give goal.stop_at_target=false, or on=time_to_target")
 
 
+def refuse_unequal_ends(facts: Facts) -> None:
+    """Raises ValueError if arms whose runs end at their target validate at different steps: the coarser ends later."""
+    every = {name: arm["ends_every_steps"] for name, arm in facts.items() if arm.get("ends_every_steps")}
+    if len(set(every.values())) > 1:
+        grids = ", ".join(f"every {num_steps} steps in {name}" for name, num_steps in every.items())
+        why = f"runs end at the first validation that reaches the target, and the arms validate {grids}"
+        raise ValueError(f"{why}: give all the same goal.val_every_steps")
+
+
 def _lacks_target(facts: Facts) -> Iterator[str]:
     """Yields why the arms have no target in common, or nothing."""
     targets = {name: (arm.get("row") or {}).get("target") for name, arm in facts.items()}

@@ -84,6 +84,8 @@ def planned(
     arms = {name: wanted[name] | {key: own[key] for key in KEPT if key in own} for name, own in facts.items()}
     if not anyway:
         refuse_incomparable(facts, MEASURED if "ladder" in settings else {})
+    if "ladder" not in settings:
+        plan.refuse_unequal_ends(facts)
     if "on" in settings:
         settings["why_on"] = None
         if "ladder" not in settings:

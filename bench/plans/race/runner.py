@@ -291,6 +291,9 @@ def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[st
     """Returns why the race cannot end well after this run, or None. strays: processes that outlived its launcher."""
     run_name, _ = done.attempts[-1]
     run = arm_process.record_of(race.results, run_name)
+    names = [name for slot in race.slots for name, _ in slot.attempts]
+    if gone := next((name for name in names if not (race.results / name).is_dir()), None):
+        return f"the folder of {gone} was removed while the race was running: begin a new race"
     if strays:
         return f"{run_name} of {done.arm} left {', '.join(strays)}, which has been ended and may have slowed other runs"
     if run and run["failure"] and run["failure"]["kind"] == failures.ESCAPED:

@@ -117,13 +117,22 @@ def strangers_code(recorded: Recorded) -> list[str]:
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
     brought += [f"commit {str(code['commit'])[:12]}, which HEAD does not contain"] * (not is_ours)
+    brought += ["settings that name code"] * names_code(recorded)
+    return [] if is_ours_by_ledger(recorded) else brought
+
+
+def names_code(recorded: Recorded) -> bool:
+    """Returns whether a record's settings name a script or a class that is not the harness's."""
     settings = configs.settings(configs.read(str(recorded.folder))).values()  # own yamls may have named code as well
-    names_code = any(":" in text or "script" in text for text in recorded.overrides)
-    names_code |= any(isinstance(value, str) and IMPORT_PATH.fullmatch(value) for value in settings)
-    brought += ["settings that name code"] * names_code
-    entry = ledger.read(results_root()).runs.get(recorded.name)
+    is_named = any(":" in text or "script" in text for text in recorded.overrides)
+    return is_named or any(isinstance(value, str) and IMPORT_PATH.fullmatch(value) for value in settings)
+
+
+def is_ours_by_ledger(recorded: Recorded) -> bool:
+    """Returns whether this machine's own ledger, without what was collected, has the record, unchanged."""
+    entry = ledger.runs_of(ledger.read(results_root()).own_lines).get(recorded.name)
     end = entry and entry["end"]
-    return brought if end is None or ledger.is_changed(recorded.folder, end) else []
+    return end is not None and not ledger.is_changed(recorded.folder, end)
 
 
 class Sandbox:

@@ -148,14 +148,13 @@ class Points:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
         all_points = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
-        its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
         runs = launcher.launch_each(
             [jobs[number] for number in todo],
             self.command,
             [sweep.its_own(points[number], all_points) for number in todo],
             plan=self._plan,
             budget_s=self.left_s(),
-            stop_of=lambda job: self.stops.get(its_words[_kind(job)]),
+            stop_of=lambda job: self.stops.get(tuple(job.overrides)),
             series=self._series,
         )
         yield from zip(todo, runs)

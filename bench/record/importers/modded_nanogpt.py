@@ -82,7 +82,9 @@ def sources(data: bytes) -> dict[str, str]:
     """Returns {file: its text} of the code that a log embeds, first the script as train_gpt.py; {} without code."""
     code = _source(lines.plain(data))[0] or b""
     script, *others = FILE.split(code.decode("utf-8", "replace"))
-    return {SCRIPT: script} | dict(zip(others[::2], others[1::2])) if IMPORT.search(code) else {}
+    named = [(SCRIPT, script), *zip(others[::2], others[1::2])]
+    first = dict(reversed(named))  # of a name that is there twice the first, which ran
+    return {name: first[name] for name, _ in named} if IMPORT.search(code) else {}
 
 
 def code_key(files: Mapping[str, str]) -> str:
