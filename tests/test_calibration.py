@@ -114,6 +114,13 @@ def test_a_busy_machine_is_not_calibrated(calibrated, options):
     assert "not kept, and no verdict uses it: the machine disturbed 4 of 4 runs: other programs used 1.50 CPU" in shown
 
 
+def test_a_machine_that_is_busy_beside_one_side_is_not_calibrated_with_the_same_exit_code(calibrated):
+    code, shown = calibrated([10.0, 14.0, 14.1, 10.1], [14.0, 14.1])  # of A B B A
+    assert code == 1 and not calibration.folder().exists()
+    assert "not kept  these runs cannot be used to calibrate: other programs kept the machine busy" in shown
+    assert "try: stop other programs, then calibrate again" in shown
+
+
 def test_one_disturbed_run_is_excluded_and_the_others_calibrate(calibrated):
     code, shown = calibrated([10.0, 10.1, 10.05, 9.95, 10.02, 29.9], [29.9])
     assert code == 0 and "kept in" in shown and "runs-excluded" in shown

@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_149,
     "analysis": 8_297,
     "training": 8_850,
-    "compare": 3_454,
+    "compare": 3_451,
     "launch": 7_337,
     "report": 4_669,
     "plans": 9_446,
-    "claims": 3_243,
+    "claims": 3_242,
     "api": 1_349,
-    "cli": 4_578,
+    "cli": 4_584,
     "models": 3_448,
-    "tests": 56_608,
+    "tests": 56_624,
 }
 SLACK = 250
 

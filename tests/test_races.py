@@ -706,7 +706,7 @@ def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_
 
 def test_what_several_arms_deviate_in_is_said_once():
     deviations = {"A": ["x"], "B": ["x", "y", "z"], "C": ["x", "y"]}
-    assert runner._by_arms(deviations) == {"all arms are": ["x"], "B and C are": ["y"], "B is": ["z"]}
+    assert plan.by_arms(deviations) == {"all arms are": ["x"], "B and C are": ["y"], "B is": ["z"]}
 
 
 @pytest.mark.parametrize(

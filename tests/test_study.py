@@ -4,8 +4,10 @@ import argparse
 import csv
 import json
 import math
+import os
 import random
 import re
+import signal
 
 import browser
 import claimed
@@ -268,6 +270,13 @@ def test_a_study_from_elsewhere_or_of_two_codes_is_refused(tmp_path, monkeypatch
     (sweep.points(folder)[0].folder / "run.json").write_text(json.dumps(run))
     with pytest.raises(ValueError, match="AdamW: its code changed between its trials: remove this folder"):
         sweep.trials(folder, kept)
+
+
+def test_a_signal_between_two_runs_ends_it_as_one_within_a_run_does(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    monkeypatch.setattr(study, "go", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli.main(WORDS) == 1 and not bench.trials
+    assert "it was interrupted: repeat the command to continue" in capsys.readouterr().out
 
 
 def test_a_race_of_a_studys_arms_has_its_alpha(tmp_path, monkeypatch, capsys):

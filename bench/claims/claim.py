@@ -161,6 +161,14 @@ class Claim:
         """The distinct (config_id, source_sha256) of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
+    def together_with(self, names: Iterable[str]) -> list[str]:
+        """Returns what to judge for these runs to be claimed, too: arms of races, RACE:B, and runs outside of races."""
+        races = {name: self.ledger.runs[name]["start"]["race"] for name in names}
+        theirs = [f"{race['race_id']}:{race['arm']}" if race else name for name, race in races.items()]
+        ours = [f"{race.race_id}:{race.arm}" for race in self.races]
+        ours += [run.record["run_id"] for run in self.runs if not run.record.get("race")]
+        return list(dict.fromkeys([*theirs, *ours]))
+
     def unclaimed(self) -> Unclaimed:
         """Returns started runs of the same or nearly the same configs that are not claimed."""
         others = Unclaimed()

@@ -43,7 +43,13 @@ def main(argv: list[str]) -> int:
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     # runs of A and of B, in the order of their starts: A B B A A B B A ...
     a_rows, b_rows = ([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
-    noise = calibration.calibrate(a_rows, b_rows) | {"made_at": utc.now(), "warm_up_run": warm_up["run_id"]}
+    try:
+        noise = calibration.calibrate(a_rows, b_rows) | {"made_at": utc.now(), "warm_up_run": warm_up["run_id"]}
+    except ValueError as error:
+        if not any(row["machine_doubts"] for row in rows):
+            raise
+        say("not kept", f"{error}\ntry: stop other programs, then calibrate again", always=True)
+        return 1
     path = None if noise["doubts"] else keep(noise)
     as_text = f"{text(noise)}\n\n{_end(noise, path)}"
     print(json.dumps(noise | {"file": path and path.name}, indent=1) if args.json else as_text)

@@ -15,7 +15,7 @@ import json
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.launch import console, ready
-from bench.machine.signals import Interrupted
+from bench.machine.signals import Interrupted, raise_interrupted
 from bench.plans import study
 from bench.plans.sweep.points import Points
 from bench.record import sweep
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         why: str | None = "it was interrupted"
         with study.locked(folder):
             try:
-                with contextlib.suppress(Interrupted):
+                with contextlib.suppress(Interrupted), raise_interrupted():  # also between its runs
                     race = study.go(folder, budget_s, Points(folder, command, args.anyway), results)
                     why = None if race["result"] else race["why"]
             except study.Failed as error:

@@ -56,10 +56,8 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
         why = "one run has no spread"
     test = stats.welch(*steps_by_arm) if all(steps_by_arm) else None
     means = [stats.mean(steps) if steps else None for steps in steps_by_arm]
-    p = test.p if test else None
-    if (
-        p is None and ends and None not in means and means[0] != means[1]
-    ):  # constant in each arm: the chance of this order of the runs
+    p, is_constant = test.p if test else None, ends and None not in means and means[0] != means[1]
+    if p is None and is_constant:  # in each arm: the chance of this order of the runs
         p = 2 / math.comb(sum(map(len, steps_by_arm)), len(steps_by_arm[0]))
     return {"mean": means, "p": p, "alpha": alpha, "why": why}
 

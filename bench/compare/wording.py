@@ -316,8 +316,8 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
         return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_time_numbers(time)})"
-    clocks = f"by the launcher's clock, {own_pct:.2f} % by its own ({_time_numbers(time)})"
-    return f"{b} is {less_pct:.2f} % {verdict} than {a} {clocks}"
+    both = f"by the launcher's clock, {own_pct:.2f} % by its own ({_time_numbers(time)})"
+    return f"{b} is {less_pct:.2f} % {verdict} than {a} {both}"
 
 
 def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
@@ -335,8 +335,7 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
         clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
         sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")
     if (again := time.get("baseline")) and again["ci95_pct"] and min(again["n"]) > 2:
-        edges = interval(again["ci95_pct"], 2, " %")
-        name = comparison["arms"][0]
+        edges, name = interval(again["ci95_pct"], 2, " %"), comparison["arms"][0]
         sentences.append(f"{name} against itself, even and odd rounds: {again['change_pct']:+.2f} % ({edges})")
     if (weight := comparison.get("earlier_weight", 1.0)) < 1:
         alpha = f"alpha is {text_table.two_digits(time['alpha'])}"

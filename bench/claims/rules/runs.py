@@ -166,20 +166,11 @@ def no_run_was_left_out(claim: Claim) -> Judged:
         if names
     ]
     if others.dropped:
-        evidence.append(f"claim them too: ./run.sh judge {' '.join(_together(claim, others.dropped))}")
+        evidence.append(f"claim them too: ./run.sh judge {' '.join(claim.together_with(others.dropped))}")
     evidence = evidence or ["the ledger has no other run of this config and code"]
     for kind, names in others.other_code.items():
         evidence.append(f"{_other_code(claim, kind, names)}: {_listed(claim, names, MAX_OTHERS)}")
     return not others.dropped + others.near, "; ".join(evidence)
-
-
-def _together(claim: Claim, names: list[str]) -> list[str]:
-    """Returns the arms of races, RACE:B, and the runs outside of races, of the claim and of these runs."""
-    starts = {name: claim.ledger.runs[name]["start"]["race"] for name in names}
-    runs = [run.record["run_id"] for run in claim.runs if not run.record.get("race")]
-    claimed = [f"{race.race_id}:{race.arm}" for race in claim.races] + runs
-    others = [f"{race['race_id']}:{race['arm']}" if race else name for name, race in starts.items()]
-    return list(dict.fromkeys([*others, *claimed]))
 
 
 def _listed(claim: Claim, names: list[str], num_shown: int) -> str:

@@ -295,6 +295,16 @@ def question_sentence(plan: Mapping[str, Any]) -> str:
     return QUESTIONS[on] + (f", because {why}; on={other} compares {other} instead" if why else "")
 
 
+def by_arms(deviations: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Returns {"A is", "A and B are", "all arms are": what these deviate in} of {arm: what it deviates in}."""
+    by_arms: dict[str, list[str]] = {}
+    for deviation in dict.fromkeys(text for texts in deviations.values() for text in texts):
+        names = [name for name, texts in deviations.items() if deviation in texts]
+        who = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
+        by_arms.setdefault("all arms are" if len(names) == len(deviations) else who, []).append(deviation)
+    return by_arms
+
+
 def refuse_unanswerable(on: str, facts: Facts) -> None:
     """Raises ValueError for a question that these arms can never answer."""
     if on.endswith("to_target") and (lacking := next(_lacks_target(facts), None)):

@@ -82,7 +82,7 @@ def introduce(design: Mapping[str, Any], results: Path) -> None:
     for name, arm in design["arms"].items():
         about = text_table.middle(race_folder.WHOLE_HASH.sub(r"\1", abouts[name]), MAX_CHARS)
         say("race", f"{name}: {about}{_commit(arm)}, config {arm['config_id']}")
-    for name, deviations in _by_arms({name: arm["deviations"] for name, arm in design["arms"].items()}).items():
+    for name, deviations in plan.by_arms({name: arm["deviations"] for name, arm in design["arms"].items()}).items():
         say("track", f"{name} in the open division: {'; '.join(deviations)}")
     say("plan", f"{design['race_id']}: {_about_plan(design)}; results stay hidden until the race ends")
     if "on" in design:
@@ -95,16 +95,6 @@ def introduce(design: Mapping[str, Any], results: Path) -> None:
             say("plan", f"{name}: {left}, since {num} of these arms left {100 * earlier.weight:.0f} % of it")
     for why in _in_the_way_of_a_claim(design):
         say("plan", f"the race will have a verdict, but ./run.sh judge would refuse a claim: {why}")
-
-
-def _by_arms(deviations: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Returns {"A is", "A and B are", "all arms are": what these deviate in} of {arm: what it deviates in}."""
-    by_arms: dict[str, list[str]] = {}
-    for deviation in dict.fromkeys(text for texts in deviations.values() for text in texts):
-        names = [name for name, texts in deviations.items() if deviation in texts]
-        who = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
-        by_arms.setdefault("all arms are" if len(names) == len(deviations) else who, []).append(deviation)
-    return by_arms
 
 
 def _commit(arm: Mapping[str, Any]) -> str:
