@@ -274,14 +274,16 @@ def test_what_changed_begins_with_what_is_trained_and_leaves_out_what_is_not(rac
 
 def test_what_changed_begins_with_what_was_typed_and_then_names_the_choices(raced, monkeypatch):
     """Seven settings of Muon stood before optim.name, which was among "9 more settings"."""
-    settings = ["data.source", "model.arch", "model.width", "optim.beta1", "optim.lr", "optim.name", "optim.eps"]
+    settings = ["data.source", "model.arch", "model.width", "optim.beta1", "optim.lr", "optim.name", "optim.eps", "x.y"]
     differing = [{"kind": "config", "what": what, "a": [1], "b": [2]} for what in settings]
     monkeypatch.setattr(leaderboard_views.comparison, "differing_folders", lambda a, b: differing)
     (board,) = leaderboard.boards(store.read_rows([raced]), [raced])
     before, entry = (step[0] for step in board.records)
     Path(entry.folders[0], "overrides.yaml").write_text("[track=cpu_nano, +optim.lr=2, optim=muon, seed=1]")
     listed = [change.partition(" ")[0] for change in leaderboard_views._what_changed(before, entry).split(", ")]
-    assert listed == ["optim.name", "optim.lr", "model.arch", "model.width", "optim.beta1", "optim.eps", "1"]
+    assert listed == ["optim.name", "optim.lr", "model.arch", "model.width", "optim.beta1", "optim.eps", "2"]
+    del differing[7:]  # one more is named
+    assert leaderboard_views._what_changed(before, entry).endswith("optim.eps 1 → 2, data.source 1 → 2")
 
 
 def test_who_made_a_record_is_what_the_readme_beside_its_ledger_says(raced):
