@@ -8,6 +8,7 @@ import shutil
 import signal
 import zlib
 from types import SimpleNamespace
+from unittest import mock
 
 import claimed
 import numpy as np
@@ -112,13 +113,25 @@ def test_a_claim_of_a_class_of_ones_own_needs_an_audit_too(tmp_path):
 
 def test_a_record_from_elsewhere_that_names_code_is_audited_only_if_it_is_trusted(tmp_path, monkeypatch):
     """The import itself would run the code, before anything is compared."""
-    record = SimpleNamespace(folder=tmp_path / "a")
+    record = SimpleNamespace(folder=tmp_path / "a", run={"track": "cpu_nano", "run_id": "a", "script": {}})
+    monkeypatch.setattr(auditing.recorded, "read", lambda folder: record)
+    monkeypatch.setattr(auditing, "refuse", lambda *args, **options: None)
+    monkeypatch.setattr(auditing, "job_of", mock.Mock(side_effect=ValueError("imported")))
     monkeypatch.setattr(auditing.rebuilding, "names_code", lambda record: True)
-    for is_ours, is_trusted in ((True, False), (False, True)):
+    calls = (
+        lambda *trust: auditing.audit(tmp_path, (), print, *trust),
+        lambda *t: auditing.audit_clock(tmp_path, print, *t),
+    )
+    for is_ours, trust, message in (
+        (True, (), "imported"),
+        (False, (True,), "imported"),
+        (False, (), "read that code, "),
+    ):
         monkeypatch.setattr(auditing.rebuilding, "is_ours_by_ledger", lambda record, ours=is_ours: ours)
-        auditing._refuse_strangers(record, is_trusted)
-    with pytest.raises(ValueError, match="a: this machine's ledger does not have it, and its settings name code"):
-        auditing._refuse_strangers(record, False)
+        for call in calls:
+            with pytest.raises(ValueError, match=message):
+                record.run["script"] = {"path": "x"}
+                call(*trust)
 
 
 @pytest.mark.slow
