@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from browser import Browser, look_at, needs_browser
@@ -102,7 +103,8 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     assert "optim.lr 0.3000 (best 0.003)" in why and "model.num_layers 0.3000 (best 2)" in why
     assert "repeats of one config differ by sd 0.1155" in why  # sqrt((0.02 + 0 + 0.02) / 3)
     assert why.endswith("; not every combination ran: the means are of unlike runs")
-    assert sweep_results.confirm(swept).endswith(f"./run.sh race --from-sweep {folder.name} --top 2 n=5")
+    by_loss = f"./run.sh race --from-sweep {folder.name} --top 2 n=5"
+    assert sweep_results.confirm(swept).endswith(by_loss) == (not sweep_results.fastest(swept))
     means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in swept.means()}
     assert means["optim.lr"] == {0.001: (4, pytest.approx(4.2)), 0.003: (2, pytest.approx(3.9))}
     assert means["model.num_layers"] == {2: (4, pytest.approx(4.0)), 4: (2, pytest.approx(4.3))}
@@ -124,8 +126,13 @@ def test_the_fastest_that_reach_the_target_have_the_command_of_their_race(result
     fastest = sweep_results.fastest(sweep_results.read(folder))
     quickest = "optim.lr=0.003 model.num_layers=2"
     assert fastest.startswith(f"fastest of 4 that reach the target of 4.5: {quickest}, train_s 10.10 s, val_loss 3.9")
-    command = f"./run.sh race A= 'B={quickest}' on=time n=5"
+    command = f"./run.sh race A= 'B={quickest}' on=time n=3"
     assert fastest.endswith(f"race it against the default for its time: {command}")
+    assert sweep_results.confirm(sweep_results.read(folder)) == ""  # one suggestion: this one is by loss
+    row = {"optim.grad_clip_norm": None, "hardware.compile": True, "optim.lr": 0.1}
+    assert sweep_results.values(SimpleNamespace(keys=list(row)), row) == " ".join(
+        ["optim.grad_clip_norm=null", "hardware.compile=true", "optim.lr=0.1"]
+    )
 
 
 def test_repeats_of_one_config_are_summed_up(results):

@@ -94,9 +94,9 @@ def introduce(
     say("study", f"{sweep_id}: {trials}, {study['tokens']:,} tokens each, {study['tune']} starting at {starts}; {race}")
     folder = results / sweep.FOLDER / sweep_id
     tried = sweep.trials(folder, study) if folder.exists() else {name: {} for name in study["arms"]}
-    of_search, of_race = _left(folder, study, tried, number or 1)
+    of_search, of_race = _left(folder, study, tried, number or MIN_TRIALS)
     num_before = len(of_search)
-    for name, _, _ in _made_before(study, tried, number or 1):
+    for name, _, _ in _made_before(study, tried, number or MIN_TRIALS):
         of_search.remove(name)
     if not of_search and not of_race:
         return say("plan", "nothing is left to run: without --dry-run the command shows the verdict")

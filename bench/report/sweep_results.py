@@ -4,6 +4,7 @@ Results come from the records; the sweep's folder lists the requested points.  T
 summary at the end of ./run.sh run -m: what won and by how much, which setting mattered, what failed.
 """
 
+import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from bench.base.metric import VAL_LOSS, Metric, from_goal
 from bench.base.paths import shown
 from bench.base.text_table import GAP, MARK_WIDTH, counted
+from bench.compare import target
 from bench.record import configs, run_folder, store, sweep
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
@@ -22,8 +24,9 @@ from bench.report.table_columns import TableRow
 from bench.report.table_text import number_text, value_text
 from bench.web.document import Table
 
-SEED = "seed"
-SHARED = ("track=", "data=", "data.", "hardware=", "hardware.")  # settings that all arms of a race have in common
+SEED, MIN_REPEATS = "seed", 3
+# settings that all arms of a race have in common; the others are the candidate's
+SHARED = ("track=", "data=", "data.", "hardware=", "hardware.device=", "hardware.num_processes=")
 LOST = ("failed", "aborted", "stopped", "preempted")  # statuses
 MAX_CONFIGS = 20  # most configs in the table; ./run.sh table --sweep shows all
 MAX_LOST = 10  # most failed runs and points that did not begin to be named
@@ -325,14 +328,15 @@ def fastest(results: Results) -> str:
     point = next((point for point in points if own.items() <= sweep.values(point).items()), [])
     shared = [word for word in point if word.startswith(SHARED)]
     arm = f"B={' '.join(word for word in point if word not in shared)}"
-    race = f": ./run.sh race A= {shlex.join([arm, *shared])} on=time n=5" if point else ""
+    n = target.track_settings(first["members"][0]["track"]).get("repeats", MIN_REPEATS)
+    race = f": ./run.sh race A= {shlex.join([arm, *shared])} on=time n={n}" if point else ""
     which += f"{values(results, first)}, train_s {first['train_s_mean']:.2f} s, {results.metric.name} {score}"
     return f"{which}; race it against the default for its time{race}"
 
 
 def confirm(results: Results) -> str:
-    """Returns a sentence with the command that confirms the best; "" for fewer than two configs."""
-    if len(results.trusted) < 2:
+    """Returns a sentence with the command that confirms the best; "" for fewer than two, or beside fastest()."""
+    if len(results.trusted) < 2 or fastest(results):
         return ""
     command = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
     return f"the best of many is partly lucky: race the best with fresh seeds on an idle machine: {command}"
@@ -340,7 +344,12 @@ def confirm(results: Results) -> str:
 
 def values(results: Results, row: Mapping[str, Any]) -> str:
     """Returns a row's settings as text such as "optim.lr=0.003 model.num_layers=1"."""
-    return " ".join(f"{key}={value_text(row[key])}" for key in results.keys)
+    return " ".join(f"{key}={_typed(row[key])}" for key in results.keys)
+
+
+def _typed(value: object) -> str:
+    """Returns a value as it is typed on the command line: null and true, where a table has none and yes."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else value_text(value)
 
 
 def ended(results: Results, page: Path, all_complete: int, all_requested: int) -> str:
