@@ -1,5 +1,6 @@
 """A race: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
 
+import argparse
 import errno
 import json
 import os
@@ -707,6 +708,21 @@ def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_
 def test_what_several_arms_deviate_in_is_said_once():
     deviations = {"A": ["x"], "B": ["x", "y", "z"], "C": ["x", "y"]}
     assert plan.by_arms(deviations) == {"all arms are": ["x"], "B and C are": ["y"], "B is": ["z"]}
+
+
+def test_a_race_of_a_range_names_history_with_the_folder_of_its_results(results, monkeypatch, capsys, tmp_path):
+    """SPEEDRUN_RESULTS may have been set for the race alone."""
+    arms = {name: {"overrides": [f"script.rev={name.lower() * 40}"], "runs": []} for name in "ABC"}
+    race_json = {"race_id": "R", "arms": arms, "baseline": "A", "plan": None, "status": "complete", "track": "free"}
+    args = argparse.Namespace(quiet=False, md=False)
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    for variable, shown in ((str(tmp_path / "own"), "history own shows"), (None, "history shows")):
+        if variable is None:
+            monkeypatch.delenv("SPEEDRUN_RESULTS")
+        else:
+            monkeypatch.setenv("SPEEDRUN_RESULTS", variable)
+        race._say(tmp_path / "own" / "races" / "R", race_json, args)
+        assert f"next  ./run.sh {shown} the commits in their order" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

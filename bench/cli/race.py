@@ -13,6 +13,7 @@ blocks, planned before the first run.  Results stay hidden until the race ends. 
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
     if len(race["arms"]) > 2 and all(map(race_folder.commit_of, race["arms"].values())):
         if first := _first_changed(race):
             console.say("found", first)
-        console.say("next", "./run.sh history shows the commits in their order, and where the speed changed")
+        at = f" {shlex.quote(shown(folder.parent.parent))}" * ("SPEEDRUN_RESULTS" in os.environ)  # of this call alone
+        console.say("next", f"./run.sh history{at} shows the commits in their order, and where the speed changed")
     for name, compared in verdicts_of(race).items():
         if compared["verdict"] == "faster" and compared["val_loss"].get("below_target") == [True, True]:
             arms = " ".join([*_before(folder, race["plan"], name), f"{race['race_id']}:{name}"])

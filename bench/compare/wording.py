@@ -52,8 +52,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
     "forced": "numbers were requested although the runs are not comparable",
 }
-MAX_MDE_PCT = 1000
-MAX_NEEDED = 1000  # most runs of each arm that another race is advised to make
+MAX_MDE_PCT, MAX_NEEDED = 1000, 1000  # MAX_NEEDED: most runs of each arm that another race is advised to make
 HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
 
 
@@ -231,10 +230,11 @@ def _detects(comparison: Mapping[str, Any], measure: Mapping[str, Any], mde: str
     sds = measure["sd"] if is_loss else [cv and cv / 100 for cv in measure.get("cv_pct") or [None]]
     sd = None if None in sds else math.sqrt(stats.mean([sd * sd for sd in sds]))
     n = None if plan.get("sequential") else stats.needed_n(difference, sd, share * alpha)
+    n = n and max(n, 1 + max(measure["n"]))
     again = f"race again with n={n} to detect one of this size"
     if not n or n > MAX_NEEDED:
-        far = f"to detect one of this size takes over {MAX_NEEDED:,} runs of each arm"
-        again = far if n else "a new race needs far more runs from the start"
+        far = "a new race needs far more runs from the start"
+        again = f"to detect one of this size takes over {MAX_NEEDED:,} runs of each arm" if n else far
     return f"{least}: {again}, at the alpha of {text_table.two_digits(alpha)} that this one leaves"
 
 
@@ -335,8 +335,8 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
         clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
         sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")
     if (again := time.get("baseline")) and again["ci95_pct"] and min(again["n"]) > 2:
-        edges, name = interval(again["ci95_pct"], 2, " %"), comparison["arms"][0]
-        sentences.append(f"{name} against itself, even and odd rounds: {again['change_pct']:+.2f} % ({edges})")
+        text = f"even and odd rounds: {again['change_pct']:+.2f} % ({interval(again['ci95_pct'], 2, ' %')})"
+        sentences.append(f"{comparison['arms'][0]} against itself, {text}")
     if (weight := comparison.get("earlier_weight", 1.0)) < 1:
         alpha = f"alpha is {text_table.two_digits(time['alpha'])}"
         sentences.append(f"{alpha}: earlier races of these arms have left {100 * weight:.0f} % of it")
