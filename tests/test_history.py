@@ -205,7 +205,7 @@ def test_a_series_that_is_too_short_for_changes_says_what_its_newest_race_showed
         assert (verdict.word, verdict.sentence) == ("slower", words)
         (drawn,) = history.document(all_series, "repo").charts
         assert [line["name"] for line in drawn["series"]] == ["commits"]  # an undecided series has no level
-        assert verdict.notes[0].startswith("no change of step_avg_ms is shown in 5 commits; it takes 8")
+        assert verdict.notes == ["from 8 commits on a series shows changes without races; this one has 5"]
         assert f">speed: +30.11 % in {commits[6][:7]}..{commits[7][:7]}<" in history.badge(all_series)
         (losses,) = history.all_series(rows, listed, "val_loss")
         assert losses.raced is None  # the race is about time
@@ -216,6 +216,32 @@ def test_a_series_that_is_too_short_for_changes_says_what_its_newest_race_showed
     finally:
         shutil.rmtree(folder)
     assert history.all_series(rows, listed, "step_avg_ms")[0].raced is None  # a race that is lost
+
+
+def test_of_several_races_the_one_of_the_nearest_commits_counts_until_it_is_refuted(planted):
+    """A later race of a range would otherwise widen what an earlier race of two neighbours showed."""
+    repo, commits, results = planted
+    listed = history.commits_of(repo, "HEAD")
+    few = [
+        row for row in named.rows_of_names([str(results)]) if any(sha in "".join(row["config"]) for sha in commits[4:9])
+    ]
+    ends = {"R1": (6, 7, "slower"), "R2": (4, 8, "slower"), "R3": (6, 7, "inconclusive")}
+    rows = [row | {"race_id": race, "started_at": f"2026-01-0{race[1]}T00:00:00Z"} for race in ends for row in few]
+    try:
+        for race, (first, second, verdict) in ends.items():
+            arms = {
+                "A": {"overrides": [f"script.rev={commits[first]}"]},
+                "B": {"overrides": [f"script.rev={commits[second]}"]},
+            }
+            against = {"B": {"verdict": verdict, "words": "", "time": {"change_pct": 30.0}}}
+            (results / "races" / race).mkdir(parents=True)
+            content = {"race_id": race, "baseline": "A", "arms": arms, "result": {"against": against}}
+            (results / "races" / race / "race.json").write_text(json.dumps(content))
+        for known, nearest in ((("R1",), (6, 7)), (("R1", "R2"), (6, 7)), (("R1", "R2", "R3"), (4, 8))):
+            (series,) = history.all_series([row for row in rows if row["race_id"] in known], listed, "step_avg_ms")
+            assert (series.raced.before, series.raced.after) == tuple(listed[at] for at in nearest)
+    finally:
+        shutil.rmtree(results / "races")
 
 
 def rows_of_pushes(planted, seed):

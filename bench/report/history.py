@@ -209,9 +209,13 @@ def _series(rows: Mapping[int, Sequence[ListedRow]], commits: Sequence[Commit], 
 
 
 def _raced(newest_first: Sequence[ListedRow], commits: Sequence[Commit], measure: str) -> Raced | None:
-    """Returns the newest difference between two of these commits that a race shows, unless a later race of the same two
-    shows none."""
+    """Returns what races show of the two nearest of these commits that differ, the newest of several, or None.
+
+    A later race of the same two commits that shows no difference refutes an earlier one.
+    """
     key, end, shows = ("val_loss", "", LOSS) if measure == "val_loss" else ("time", "_pct", TIME)
+    place = {commit: number for number, commit in enumerate(commits)}
+    found: list[Raced] = []
     by_sha, compared_before = {commit.sha: commit for commit in commits}, set[tuple[Commit, Commit]]()
     ids = dict.fromkeys(
         (user_path(row["folder"]).parent.parent, str(row["race_id"])) for row in newest_first if row["race_id"]
@@ -230,8 +234,8 @@ def _raced(newest_first: Sequence[ListedRow], commits: Sequence[Commit], measure
             if compared["verdict"] in shows:
                 size = compared[key][f"change{end}"]
                 shown_size = f"{size:+.4f} nats" if key == "val_loss" else f"{size:+.2f} %"
-                return Raced(before, after, compared["verdict"], shown_size)
-    return None
+                found.append(Raced(before, after, compared["verdict"], shown_size))
+    return min(found, key=lambda raced: place[raced.after] - place[raced.before], default=None)
 
 
 def _counted(rows: Sequence[ListedRow]) -> list[ListedRow]:
@@ -292,26 +296,29 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         if raced := series.raced:
             first, second = (commit.sha[:SHORT] for commit in (raced.before, raced.after))
             named = f"{series.measure} of {second} ({raced.after.subject})"
+            alone = (
+                f"from {change_points.MIN_VALUES} commits on a series shows changes without races; this one has {num}"
+            )
             words = f"{named} differs by {raced.size} from {first}, by their race"
-            yield Verdict(words, raced.verdict, series.name, [f"{sentence} without a race"])
+            yield Verdict(words, raced.verdict, series.name, [alone])
         else:
             yield Verdict(sentence, "", series.name, remedy, [badge])
 
 
 def _section(series: Series, number: int) -> Section:
-    levels = _levels(series)
+    levels, has_level = _levels(series), bool(series.changes) or series.is_steady
     labels = [f"{point.commit.sha[:SHORT]} {point.commit.subject}" for point in series.points]
     unit = MEASURES[series.measure]
     drawn = chart(
         f"history-{number}",
         f"{series.measure} by commit",
-        "a point is the mean of a commit's runs; the line is their level, and slopes where it changes",
+        "a point is the mean of a commit's runs" + "; the line is their level, and slopes where it changes" * has_level,
         "commit, oldest first",
         f"{series.measure}, {unit}" if not series.measure.endswith(unit) else series.measure,
         list(range(len(series.points))),
         [
             series_of("commits", [point.value for point in series.points], "points", labels),
-            *([series_of("level", levels, "line")] if series.changes or series.is_steady else []),
+            *([series_of("level", levels, "line")] if has_level else []),
         ],
         [mark_of(change.after, f"{series.step_of(change)}", "stall") for change in series.changes],
     ) | {"names": [point.commit.sha[:7] for point in series.points]}
