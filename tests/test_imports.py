@@ -71,13 +71,13 @@ BUDGET = {
     "training": 8_850,
     "compare": 3_451,
     "launch": 7_337,
-    "report": 4_685,
-    "plans": 9_446,
+    "report": 4_691,
+    "plans": 9_448,
     "claims": 3_242,
     "api": 1_349,
     "cli": 4_586,
     "models": 3_448,
-    "tests": 56_688,
+    "tests": 56_696,
 }
 SLACK = 250
 

@@ -705,6 +705,14 @@ def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_
     assert "B: this checkout, with uncommitted changes, config" in out and "A: the default at HEAD" in out
 
 
+def test_a_race_that_was_collected_is_not_resumed_here(results, go, monkeypatch):
+    """Its arms may be a stranger's scripts, and a study.json of others may name it."""
+    go("A=", "B=optim.beta2=0.99", "n=2", hurt={3: "interrupt"})
+    monkeypatch.setattr(ledger.Ledger, "own_lines", property(lambda book: []))
+    with pytest.raises(ValueError, match="it was collected from another machine, which alone can go on with it"):
+        race.main(["--resume"])
+
+
 def test_what_several_arms_deviate_in_is_said_once():
     deviations = {"A": ["x"], "B": ["x", "y", "z"], "C": ["x", "y"]}
     assert plan.by_arms(deviations) == {"all arms are": ["x"], "B and C are": ["y"], "B is": ["z"]}

@@ -72,10 +72,15 @@ def in_brief(
     ]
 
 
-def once(told: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns each sentence once, after the names of which it is told, unless it is told of all or says its own."""
-    names = {text: [name for name, texts in told.items() if text in texts] for texts in told.values() for text in texts}
-    is_said = {text: len(whose) == len(told) or {*whose} <= {*WORD.findall(text)} for text, whose in names.items()}
+def once(sentences: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the sentences of {name: sentences} without repetitions, each after its names unless it holds for all of
+    them or contains them."""
+    names = {
+        text: [name for name, texts in sentences.items() if text in texts]
+        for texts in sentences.values()
+        for text in texts
+    }
+    is_said = {text: len(whose) == len(sentences) or {*whose} <= {*WORD.findall(text)} for text, whose in names.items()}
     return [text if is_said[text] else f"{', '.join(whose)}: {text}" for text, whose in names.items()]
 
 

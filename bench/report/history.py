@@ -225,9 +225,10 @@ def _raced(newest_first: Sequence[ListedRow], commits: Sequence[Commit], measure
             race = race_folder.read(race_folder.of(results, race_id))
         except (Damaged, ValueError):
             continue
-        before = by_sha.get(race_folder.commit_of(race["arms"][str(race["baseline"])]) or "")
+        baseline = race.get("baseline") or next(iter(race["arms"]), "")
+        before = by_sha.get(race_folder.commit_of(race["arms"].get(baseline, {})) or "")
         for name, compared in race_folder.verdicts_of(race).items():
-            after = by_sha.get(race_folder.commit_of(race["arms"][name]) or "")
+            after = by_sha.get(race_folder.commit_of(race["arms"].get(name, {})) or "")
             if not before or not after or (before, after) in compared_before:
                 continue
             compared_before.add((before, after))
@@ -235,7 +236,7 @@ def _raced(newest_first: Sequence[ListedRow], commits: Sequence[Commit], measure
                 size = compared[key][f"change{end}"]
                 shown_size = f"{size:+.4f} nats" if key == "val_loss" else f"{size:+.2f} %"
                 found.append(Raced(before, after, compared["verdict"], shown_size))
-    return min(found, key=lambda raced: place[raced.after] - place[raced.before], default=None)
+    return min(found, key=lambda raced: abs(place[raced.after] - place[raced.before]), default=None)
 
 
 def _counted(rows: Sequence[ListedRow]) -> list[ListedRow]:

@@ -255,8 +255,8 @@ def numbers(baseline: str, against: Against) -> Section:
     if not is_one:
         heads = ["p, of times after Holm" if head == "p" else head for head in heads]
     right = [False] * (1 if is_one else 2) + [True] * 8
-    told = {name: [*_loss_sentences(baseline, name, facts)] for name, facts in against.items()}
-    lines = [*_sentences(baseline, *next(iter(against.items())))] if is_one else once(told)
+    losses = {name: [*_loss_sentences(baseline, name, facts)] for name, facts in against.items()}
+    lines = [*_sentences(baseline, *next(iter(against.items())))] if is_one else once(losses)
     return Section("Numbers", [*([Table(heads, rows, right, style="tight")] if rows else []), Lines(lines)])
 
 

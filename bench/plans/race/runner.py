@@ -49,6 +49,8 @@ def go(
             if ledger.sha256_of(folder / "race.json") != ends[-1]:
                 raise ValueError(f"{folder}/race.json: it is not the one in the ledger: it was changed")
             return race_folder.read(folder)
+        if race.race_id not in {line.get("race_id") for line in ledger.read(results).own_lines}:
+            raise ValueError(f"{race.race_id}: it was collected from another machine, which alone can go on with it")
         introduce(race.plan, results)
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
