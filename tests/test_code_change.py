@@ -150,6 +150,18 @@ def test_what_a_killed_race_left_behind_is_made_anew(two_commits):
         assert (paths["a"] / "bench" / "a.py").read_text() == "x = 1\n"
 
 
+def test_the_users_own_worktrees_are_kept_also_while_their_folder_is_away(two_commits, tmp_path):
+    """On a drive that is not mounted: git forgets them only when it is told to prune."""
+    git(two_commits, "worktree", "add", "-q", "--detach", str(tmp_path / "idea"))
+    (tmp_path / "idea").rename(tmp_path / "away")
+    path = worktrees.add(two_commits, "a", worktrees.commit_of(two_commits, "HEAD"))
+    (path / ".git").unlink()  # damaged: git alone would not remove it
+    worktrees.remove(two_commits, "a")
+    (tmp_path / "away").rename(tmp_path / "idea")
+    assert git(tmp_path / "idea", "status", "--short") == ""
+    assert len(git(two_commits, "worktree", "list").splitlines()) == 2
+
+
 def test_a_revision_that_does_not_exist_and_a_folder_without_git_are_refused(two_commits, tmp_path):
     with pytest.raises(ValueError, match="nosuch: this repository has no such revision: .* A.rev=HEAD B= races"):
         worktrees.commit_of(two_commits, "nosuch")

@@ -601,7 +601,7 @@ def test_ci_races_a_commit_with_what_it_follows_also_in_a_shallow_clone(tmp_path
     assert code == 2 and ("this clone is shallow and could not be completed" in stderr) == bool(options)
 
 
-@pytest.mark.parametrize("planted", ["link", "tracked"])
+@pytest.mark.parametrize("planted", ["link", "tracked", "checkout"])
 def test_what_git_knows_in_speedrun_is_neither_read_nor_written(tmp_path, planted):
     """A pull request could lead the job's files elsewhere, or have its own comment posted."""
     repo, victim = tmp_path / "repo", tmp_path / "victim"
@@ -609,13 +609,17 @@ def test_what_git_knows_in_speedrun_is_neither_read_nor_written(tmp_path, plante
     victim.mkdir()
     if planted == "link":
         (repo / "speedrun").symlink_to(victim)
+    elif planted == "checkout":
+        git(repo, "init", "-q", "speedrun")
     else:
         (repo / "speedrun").mkdir()
         (repo / "speedrun" / ".gitignore").symlink_to(victim / "file")
         (repo / "speedrun" / "comment.md").write_text("mine")
         git(repo, "add", "-f", "speedrun")
     done = subprocess.run([REPO / ".ci" / "watch", "HEAD~1", "HEAD"], cwd=repo, capture_output=True, text=True)
-    assert done.returncode == 3 and "is a link or has files that git knows" in done.stderr
+    why = "is a checkout" if planted == "checkout" else "is a link or has files that git knows"
+    assert done.returncode == 3 and why in done.stderr
+    assert planted != "checkout" or [path.name for path in (repo / "speedrun").iterdir()] == [".git"]
     assert not list(victim.iterdir())
     own, _ = steps({}, {})
     (race,) = [step["run"] for step in own if step["name"] == "Race"]

@@ -119,6 +119,23 @@ def test_no_page_is_written_through_a_link_that_came_with_the_folder(results, tm
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize("theirs", ["index.html", "runs/diary.html", "curves/app.js", "assets/site.css"])
+def test_a_folder_of_other_pages_is_neither_written_to_nor_cleaned(results, tmp_path, theirs):
+    out = tmp_path / "website"
+    (out / theirs).parent.mkdir(parents=True)
+    (out / theirs).write_text("mine")
+    with pytest.raises(ValueError, match=r"website/\w+(.html)?: was there before .* name a new folder with --out"):
+        site.write(site.read(results), out)
+    assert [path.read_text() for path in out.rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_what_others_put_beside_the_pages_of_runs_stays(results, tmp_path):
+    site.write(site.read(results), tmp_path / "site")
+    (tmp_path / "site/runs/diary.html").write_text("mine")
+    site.write(site.read(results), tmp_path / "site")
+    assert (tmp_path / "site/runs/diary.html").read_text() == "mine"
+
+
 def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results, monkeypatch):
     """The others say how to get theirs."""
     ids, shown = [add(results, seed).name for seed in range(1, 9)], results / "site"

@@ -68,10 +68,9 @@ def add(repo: Path | str, name: str, commit: str) -> Path:
 def remove(repo: Path | str, name: str) -> None:
     """Deletes a worktree, also a damaged one."""
     path = path_of(repo, name)
-    if path.exists():
-        git.ask(repo, "worktree", "remove", "--force", "--force", str(path))
-        shutil.rmtree(path, ignore_errors=True)  # what git did not know
-    git.ask(repo, "worktree", "prune")
+    shutil.rmtree(path, ignore_errors=True)
+    # Never `git worktree prune`: it forgets the user's own worktrees on a drive that is not mounted now
+    git.ask(repo, "worktree", "remove", "--force", "--force", str(path))
     with contextlib.suppress(OSError):  # others are in use
         path.parent.rmdir()
 

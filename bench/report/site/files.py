@@ -62,8 +62,6 @@ def write_pages(
 
     say(done, total): reports progress.
     """
-    for pack in (site / "runs").glob("[0-9][0-9][0-9].js"):  # of version 0.2.0: pages of runs that may be gone by now
-        pack.unlink()
     folders = {page_name(row["run_id"]): folder for folder, row in runs}
     stamps = {name: [_changed_ns(f"{folder}/{file}") for file in WATCHED] for name, folder in folders.items()}
     faults = _update(site / "runs", ".html", stamps, functools.partial(_write_page, site / "runs"), folders, say)
@@ -135,15 +133,15 @@ def _update(
     jobs: Mapping[str, Any],
     say: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, str | None]:
-    """Makes the files whose stamp has changed, and removes other files with this suffix.
+    """Makes the files whose stamp has changed, and removes those that it made before and that have no stamp now.
 
     stamps: {file: stamp of its inputs}.  make: takes (file, its job) and returns (file, fault or None).  Returns
     {file: why it could not be made, or None}.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stamps = {name: [_version(), stamp] for name, stamp in stamps.items()}
-    entries = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES)
-    entries = {name: kept for name, kept in entries.items() if name in stamps and kept[0] == stamps[name]}
+    made_before = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES)
+    entries = {name: kept for name, kept in made_before.items() if name in stamps and kept[0] == stamps[name]}
     entries = {name: kept for name, kept in entries.items() if kept[1] or (folder / name).exists()}
     stale = [(name, jobs[name]) for name in stamps if name not in entries]
     with processes.started(make, stale, len(stale) >= MIN_PARALLEL) as written:
@@ -151,7 +149,7 @@ def _update(
             entries[name] = [stamps[name], fault]
             say(len(entries), len(stamps))
     for path in folder.glob(f"*{suffix}"):
-        if path.name not in stamps:
+        if path.name in made_before and path.name not in stamps:
             path.unlink()
     atomic.write_json(folder / MADE, entries, durable=False)
     return {name: fault for name, (_, fault) in entries.items()}

@@ -34,6 +34,7 @@ TABLE_COLUMNS = (  # columns that a user can choose, in this order; site.js has 
     "energy_kj_to_target", "target_reached", "num_deviations", "dtype", "torch", "sweep_id", "race_id", "arm", "commit",
     "source", "provenance", "session_id", "comparability_id",
 )
+WRITTEN = ("index.html", "curves.html", "assets", "runs", "curves", "races", "sweeps")
 NUM_HEADLINE = 4  # columns before those of the settings that differ
 # fmt: on
 OF_THE_SITE = ("short", "group", "counts", "page")  # fields of each row that are no columns
@@ -162,11 +163,13 @@ def write(
     """Writes the site into the folder out and returns the path of its index.
 
     standing: makes the leaderboard.  say(done, total): reports progress.  Raises ValueError if out, or something in it,
-    is a symbolic link.
+    is a symbolic link, or if out has a file or folder of these names that is not of a site.
     """
     for path in (out, *out.glob("*")):  # in a folder sent by others, a link may lead to the reader's own files
         if path.is_symlink():
             raise ValueError(f"{path}: is a link, and pages are written only into the folder named: remove it")
+    if not (out / "runs" / files.MADE).exists() and (there := [name for name in WRITTEN if (out / name).exists()]):
+        raise ValueError(f"{out / there[0]}: was there before and would be replaced: name a new folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     (out / "assets").mkdir(exist_ok=True)
     for asset in ASSETS.iterdir():
