@@ -174,8 +174,11 @@ def test_the_list_says_what_runs_waits_and_was_had(queue, answer_of, capsys):
     assert "it waits for an agent on a machine with 2 GPUs: this one has 0" in capsys.readouterr().out
     first, second, _ = queue.waiting()
     queue.end(queue.take(first), 0, "it ended", 0.5, 7.0)
-    queue.take(second)
+    mine = queue.take(second)
     assert submit.main(["--cancel", queue.waiting()[0].id]) == 0
+    os.utime(queue._lease(mine), (0, 0))
+    assert [entry["state"] for entry in answer_of(submit, "--list")["entries"]] == ["agent silent"]
+    queue.keep(mine)
     for state in ("runs", "being cancelled"):  # until its agent has ended the command
         capsys.readouterr()
         listed = answer_of(submit, "--list")

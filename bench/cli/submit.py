@@ -68,8 +68,9 @@ def _list(queue: Queue, as_json: bool) -> None:
         say("queue", escape.line(f"skipped: {why}"), always=True)
     taken = queue.taken()
     ending = [entry for entry in taken if queue.cancelled(entry)]
-    running = [entry for entry in taken if entry not in ending]
-    states = [(running, "runs"), (ending, "being cancelled"), (ahead, "waits"), (kept, "over budget")]
+    silent = [entry for entry in queue.silent(at_once=True) if entry not in ending]
+    running = [entry for entry in taken if entry not in (*ending, *silent)]
+    states = [(running, "runs"), (silent, "agent silent"), (ending, "being cancelled"), (ahead, "waits"), (kept, "over budget")]
     cells = [(item.id, item.user, item.num_gpus, state, item.command) for group, state in states for item in group]
     recent = shares.recent(queue)
     users = sorted({item["user"] for item in recent})

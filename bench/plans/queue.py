@@ -249,16 +249,17 @@ class Queue:
         at_once: judge leases by the file system's clock, because this process will not look again.
         """
         lost = []
-        for entry in self._silent(at_once):
+        for entry in self.silent(at_once):
             num_lost = sum(past["id"] == entry.id and past["why"] == "its agent was lost" for past in self.outcomes())
             if self.end(entry, 1 if num_lost + 1 >= MAX_LOST else None, "its agent was lost"):
                 lost.append(entry)
         return lost
 
-    def _silent(self, at_once: bool) -> list[Entry]:
+    def silent(self, at_once: bool) -> list[Entry]:
         """Returns the entries whose lease was not renewed for LEASE_S while this process watched.
 
-        A pause of the whole machine does not count, because the watch begins again afterwards.
+        A pause of the whole machine does not count, because the watch begins again afterwards.  at_once: see
+        put_back_lost().
         """
         now_s, taken = time.monotonic(), self.taken()
         if now_s - self._looked_s > LEASE_S / 2:
