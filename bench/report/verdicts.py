@@ -273,7 +273,7 @@ def _sentences(baseline: str, name: str, comparison: Mapping[str, Any], with_los
     if with_losses:
         yield from _loss_sentences(baseline, name, comparison)
     if by_launcher := (comparison.get("time") or {}).get("outside"):
-        yield f"by the launcher's clock, less the validation time of all runs: {wording.outside_text(by_launcher)}"
+        yield f"by the launcher's clock, from start to end without validations: {wording.outside_text(by_launcher)}"
     if everything := comparison.get("time_all"):
         low, high = everything["ci95_pct"] or (None, None)
         change = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
