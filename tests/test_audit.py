@@ -99,8 +99,8 @@ def test_a_claim_of_a_class_of_ones_own_needs_an_audit_too(tmp_path):
     for arch, needs in (("gpt2", False), ("net.py:Net", True)):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(f"model:\n  arch: {arch}\n")
-        record = {"script": None, "referee": {}, "track": "cpu_nano"}
-        record["referee"] = {"loss": 1}
+        record = {"script": None, "track": "cpu_nano", "config_id": "a", "code": {"source_sha256": "a"}}
+        record |= {"referee": {"loss": 1}, "data": {"val": []}, "goal": {"val_tokens": 1}}
         run = SimpleNamespace(name="cpu_nano/a", folder=folder, record=record)
         rules, book = SimpleNamespace(fixed=["data"]), ledger.read(tmp_path / "results")
         passed, why = records.the_contestant_was_audited(SimpleNamespace(runs=[run], track_rules=rules, ledger=book))
@@ -224,30 +224,64 @@ def test_other_sources_than_the_records_are_refused(tmp_path):
     assert done.returncode == 2 and "the sources here differ from the record's" in done.stdout
 
 
+AUDITED = {"seed": 1, "vocab_size": 257, "val_tokens": 32768}
+OF_KIND = {  # {kind: (facts of its data, a loss that passes)}
+    "random_tokens": ({"num_alphabet": 257, "eos_frac": 0.0}, 5.6),
+    "few_tokens": ({"num_alphabet": 8, "eos_frac": 0.0}, 2.75),
+    "random_training": ({"easy_token": 1, "num_easy": 512}, 5.6),
+    "held_out": ({"harder_nats": 0.0, "sd_of_blocks_nats": 0.1}, 2.8),
+}
+
+
 @pytest.mark.parametrize(
-    ("what", "of_itself", "kind", "loss", "is_passed"),
+    ("what", "is_passed"),
     [
-        ("its own", True, "random_tokens", 2.75, True),
-        ("another contestant's", False, "random_tokens", 2.75, False),
-        ("one of another kind", True, "few_tokens", 2.75, False),
-        ("one that shows the opposite", True, "random_tokens", 1.9, False),  # ln 8 = 2.079
-        ("none", True, None, 2.75, False),
+        ("each kind", True),
+        ("each kind, and one that shows the opposite", False),
+        ("each kind, and one whose folder is gone", False),
+        ("each kind, and one that was interrupted", True),
+        ("one kind alone", False),
+        ("another contestant's", False),
+        ("all but one", False),
+        ("none", False),
     ],
 )
-def test_an_audit_file_that_a_contestant_wrote_passes_only_by_audit_runs_that_show_it(
-    tmp_path, what, of_itself, kind, loss, is_passed
+def test_a_contestant_has_passed_by_audit_runs_of_this_machine_and_by_no_file_beside_its_record(
+    tmp_path, what, is_passed
 ):
     run = run_folder.read(claimed.Results(tmp_path).add(train_s=10.0))
-    facts = {"run": "", "kind": "random_tokens", "seed": 1, "vocab_size": 257, "val_tokens": 32768}
-    facts |= {"num_alphabet": 8, "eos_frac": 0.0}
     audits = claimed.Results(tmp_path / certificates.AUDITS_FOLDER)
-    source = "41" if of_itself else "42"
-    made = audits.add(val_loss=loss, source=source, change=lambda record: record.update(audit=facts))
-    parts = [{"kind": "weights", "outcome": PASSED, "why": ""}]
-    parts += [{"kind": kind, "outcome": PASSED, "why": "", "run": f"cpu_nano/{made.name}"}] if kind else []
-    audit = {"config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"], "run": "", "at": ""}
-    audit |= {"claimed_nats": 2.75, "outcome": PASSED, "audits": parts}
-    assert auditing.passed_here(tmp_path, run, audit) is is_passed
+    source = "42" if what == "another contestant's" else "41"
+
+    def add(kind, loss, status="complete"):
+        facts = AUDITED | OF_KIND[kind][0] | {"run": "", "kind": kind}
+        change = lambda record: record.update(audit=facts)  # noqa: E731
+        return audits.add(source=source, change=change, losses={0: loss, claimed.NUM_STEPS: loss}, status=status)
+
+    kinds = {"none": (), "one kind alone": ("held_out",), "all but one": counterfactual.KINDS[1:]}
+    kinds = kinds.get(what, counterfactual.KINDS)
+    for kind in kinds:
+        add(kind, OF_KIND[kind][1])
+    if what.endswith("the opposite"):
+        add("random_training", 3.1)
+    if what.endswith("gone"):
+        shutil.rmtree(add("random_training", 5.6))
+    if what.endswith("interrupted"):
+        shutil.rmtree(add("random_training", 5.6, "aborted"))
+    assert auditing.passed_here(tmp_path, run) is is_passed
+    assert auditing.passed_here(tmp_path, run, ["held_out"]) is (is_passed or what in ("one kind alone", "all but one"))
+
+
+def test_an_audit_of_one_kind_keeps_what_the_others_showed(tmp_path, monkeypatch):
+    """Else an audit that failed would be replaced by one of a kind that the contestant passes."""
+    record, shown = claimed.Results(tmp_path).add(train_s=10.0), {"random_training": FAILED, "held_out": PASSED}
+    (record / "overrides.yaml").write_text("[]\n")
+    monkeypatch.setattr(auditing, "job_of", lambda record, say: mock.Mock(script=None, overrides=[]))
+    monkeypatch.setattr(auditing, "_audit_of", lambda kind, *facts: {"outcome": shown[kind], "why": kind, "run": None})
+    for kind in shown:
+        audited = auditing.audit(record, [kind], lambda *text: None)
+        assert audited["outcome"] == FAILED
+    assert {audit["kind"]: audit["outcome"] for audit in certificates.read_audit(record)["audits"]} == shown
 
 
 # ---- the data and the arithmetic

@@ -79,6 +79,9 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
     A script's logits cannot be seen, and either may have kept weights of an earlier run.  Every run of a model holds
     its own validations on random and held-out tokens, which `verify` checks.
     """
+    from bench.plans.audit import auditing  # imports what starts runs, which few claims need
+
+    results = claim.ledger.results
     audits = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in audits.items() if audit is not None}
     failed = [
@@ -87,22 +90,29 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
         for part in audit["audits"]
         if part["outcome"] == certificates.FAILED
     ]
+    ours = [run for run in claim.runs if run.record.get("referee")]
+    contestants = {(run.record["config_id"], run.record["code"]["source_sha256"]): run for run in ours}
+    if not failed and (results / certificates.AUDITS_FOLDER / ledger.NAME).is_file():
+        failed = [
+            f"{run.name}: {kind.replace('_', ' ')}: an audit on this machine failed: ./run.sh audit {run.name} says why"
+            for run in contestants.values()
+            for kind, outcomes in auditing.outcomes_here(results, run.record).items()
+            if certificates.FAILED in outcomes
+        ]
     if failed:
         return False, "; ".join(failed)
     limit = certificates.audit_limit
     outcomes = ", ".join(f"{name} {audit['outcome']}{limit(audit)}" for name, audit in by_run.items())
-    own = [run for run in claim.runs if run.record.get("referee") and _has_own_code(run)]
+    own = [run for run in contestants.values() if _has_own_code(run)]
     if not own or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
         held = "each run holds its own validations on random and held-out tokens"
         return (True, outcomes) if by_run else (None, held)
-    from bench.plans.audit import auditing  # imports what starts runs, which few claims need
-
-    own_audits = [(run.record, by_run[run.name]) for run in own if run.name in by_run]
-    if any(auditing.passed_here(claim.ledger.results, record, audit) for record, audit in own_audits):
-        return True, outcomes
+    lacking = [run for run in own if not auditing.passed_here(results, run.record)]
+    if not lacking:
+        return True, outcomes or "audited on this machine"
     claimed = f"{outcomes} according to the claimant; " if outcomes else ""
-    contestant = "script" if own[0].record.get("script") else "code of its own"
-    return False, f"{claimed}the {contestant} was not audited on this machine: ./run.sh audit {own[0].name}"
+    contestant = "script" if lacking[0].record.get("script") else "code of its own"
+    return False, f"{claimed}the {contestant} was not audited on this machine: ./run.sh audit {lacking[0].name}"
 
 
 def _has_own_code(run: Run) -> bool:

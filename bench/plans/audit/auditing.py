@@ -54,6 +54,8 @@ def audit(folder: Path, kinds: Sequence[str], say: Say, is_trusted: bool = False
     _refuse_strangers(record, is_trusted)
     run, job = record.run, job_of(record, say)
     audits = list[Any]()
+    before = certificates.read_audit(folder) if kinds else None  # what they do not test is still known
+    contestant = {"config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
     for kind in kinds or counterfactual.KINDS + (() if job.script else (final_weights.KIND,)):
         has_run = any(audit.get("run") for audit in audits)
         looks = job.script is not None and "look=off" not in job.overrides and not has_run
@@ -62,6 +64,8 @@ def audit(folder: Path, kinds: Sequence[str], say: Say, is_trusted: bool = False
         except NotPossible as error:
             audits.append({"kind": kind, "outcome": NOT_POSSIBLE, "why": str(error), "run": None})
         say("audit", f"{kind.replace('_', ' ')}: {audits[-1]['outcome'].upper()}: {audits[-1]['why']}")
+    if before and contestant.items() <= before.items():
+        audits += [audit for audit in before["audits"] if audit["kind"] not in kinds]
     audited: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
         "config_id": run["config_id"],
@@ -218,33 +222,40 @@ def scratch_folder(root: Path) -> Iterator[Path]:
             yield folder
 
 
-def passed_here(results: Path, run: Facts, audit: certificates.Audit) -> bool:
-    """Whether a contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
+def outcomes_here(results: Path, run: Facts) -> dict[str, set[str]]:
+    """Returns {kind: outcomes} of all audits of a contestant whose runs are in this machine's own ledger of audits.
 
-    results: the results folder; run: a record of the contestant; audit: the file beside it, which anybody can write, so
-    what these runs show is judged again.
+    results: the results folder; run: a record of the contestant.  What the runs show is judged again, because anybody
+    can write the audit.json beside a record.  An audit run that was removed or changed since counts as FAILED.
     """
-    kinds = [kind for kind in audit["audits"] if kind["outcome"] == PASSED and kind["kind"] != final_weights.KIND]
-    entries = ledger.runs_of(ledger.read(results / AUDITS_FOLDER).own_lines)
+    outcomes: dict[str, set[str]] = {}
+    for name, entry in ledger.runs_of(ledger.read(results / AUDITS_FOLDER).own_lines).items():
+        start, end, folder = entry["start"], entry["end"], results / AUDITS_FOLDER / name
+        is_its_own = (start["config_id"], start["source_sha256"]) == (run["config_id"], run["code"]["source_sha256"])
+        if not is_its_own or end is None or end["status"] == "aborted":
+            continue
+        kind, outcome = f"{name} (removed or changed)", FAILED
+        with contextlib.suppress(Damaged, OSError):
+            if not ledger.is_changed(folder, end):
+                rerun, nats = cast(Run, run_folder.read(folder)), list(step_files.validations(folder).values())
+                facts, claimed_nats = rerun["audit"], run["metrics"]["val_loss"] or 0.0
+                kind, outcome = facts["kind"], DOUBTED
+                if rerun["status"] == "complete" and kind in counterfactual.KINDS:
+                    outcome = counterfactual.verdict(kind, facts, claimed_nats, nats)["outcome"]
+        outcomes.setdefault(kind, set()).add(outcome)
+    return outcomes
 
-    def passed(kind: certificates.OfKind) -> bool:
-        name = kind.get("run") or ""
-        folder, end = results / AUDITS_FOLDER / name, (entries.get(name) or {"end": None})["end"]
-        try:
-            if end is None or ledger.is_changed(folder, end):
-                return False
-        except (Damaged, OSError):
-            return False
-        rerun, nats = cast(Run, run_folder.read(folder)), list(step_files.validations(folder).values())
-        is_its_own = (
-            rerun["config_id"] == run["config_id"] and rerun["code"]["source_sha256"] == run["code"]["source_sha256"]
-        )
-        if not is_its_own or (rerun.get("audit") or {}).get("kind") != kind["kind"]:
-            return False
-        verdict = counterfactual.verdict(kind["kind"], rerun["audit"], run["metrics"]["val_loss"] or 0.0, nats)
-        return bool(verdict["outcome"] == PASSED)
 
-    return audit["outcome"] == PASSED and bool(kinds) and all(map(passed, kinds))
+def passed_here(results: Path, run: Facts, kinds: Sequence[str] = ()) -> bool:
+    """Whether a contestant has passed an audit of each of these kinds on this machine, and failed none.
+
+    results, run: see outcomes_here().  kinds: by default all that the run's data allow.
+    """
+    outcomes = outcomes_here(results, run)
+    num_tokens = sum(file["num_tokens"] for file in run["data"]["val"])
+    kinds = kinds or counterfactual.possible(num_tokens, run["goal"]["val_tokens"])
+    has_failed = any(FAILED in outcome for outcome in outcomes.values())
+    return not has_failed and all(PASSED in outcomes.get(kind, ()) for kind in kinds)
 
 
 def contestants(folders: Sequence[Path]) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from bench.base.text_table import counted
 from bench.compare import searching, wording
 from bench.compare.searching import Finding
-from bench.plans.audit import auditing
+from bench.plans.audit import auditing, final_weights
 from bench.plans.race import arm_process, runner, state
 from bench.plans.referee.search import Decided, Search, Submission
 from bench.record import certificates, ledger, race_folder, run_folder, validity
@@ -103,13 +103,13 @@ class Raced:
                 kinds = audit["audits"] if audit else []
                 failed = "; ".join(kind["why"] for kind in kinds if kind["outcome"] != certificates.PASSED)
                 return f"its audit is {audit['outcome'] if audit else 'missing'}: {failed}"
-            if not auditing.passed_here(search.results, record, audit):
-                return "its audit is not in the ledger of audits"
             passed = {kind["kind"] for kind in audit["audits"] if kind["outcome"] == certificates.PASSED}
-            if longer := self._longer_in_audit(audit):
-                return longer
             if missing := [kind for kind in search.calibration.get("audits", ()) if kind not in passed]:
                 return f"it did not pass the audit {missing[0]}, as the champion does"
+            if not auditing.passed_here(search.results, record, sorted(passed - {final_weights.KIND})):
+                return "its audit is not in the ledger of audits"
+            if longer := self._longer_in_audit(audit):
+                return longer
         loss = against["val_loss"]
         if search.settings["on"] == "loss":
             gain = self.held_out_gain()
