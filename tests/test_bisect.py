@@ -1,12 +1,16 @@
 """Which commit made it worse: a search by git over a planted history, and what a race says of a commit."""
 
 import json
+import multiprocessing
+import subprocess
 
 import pytest
 import real_runs
 from real_runs import git
 
 from bench.cli import bisect as cli
+from bench.machine import processes
+from bench.plans.race import worktrees
 from bench.plans.replay import bisect
 from bench.plans.replay.bisect import BAD, GOOD, UNDECIDED
 
@@ -30,6 +34,26 @@ def test_the_first_bad_commit_is_found_in_few_races(history, first_bad):
     assert ended.commits == [commits[first_bad]] and len(ended.outcome_by_commit) <= 3
     assert git(repo, "status", "--porcelain") == "" and git(repo, "worktree", "list").count("\n") == 0
     assert git(repo, "for-each-ref", "refs/bisect") == ""
+
+
+def test_a_search_is_not_disturbed_by_another_one_of_the_same_repository(history):
+    """In another terminal, for another setting; and what a killed one left behind goes."""
+    repo, commits = history
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    left = f"bisect-{processes.boot_id_hash()[:8]}-{killed.pid}"
+    worktrees.add(repo, left, commits[0])
+
+    def ask(commit):
+        arguments = (repo, commits[0], commits[8], lambda other: GOOD)
+        ended = multiprocessing.get_context("fork").Process(target=bisect.search, args=arguments)
+        ended.start()
+        ended.join()
+        assert ended.exitcode == 0
+        return BAD if commit in commits[3:] else GOOD
+
+    assert bisect.search(repo, commits[0], commits[8], ask).commits == [commits[3]]
+    assert not worktrees.path_of(repo, left).exists()
 
 
 def test_what_could_not_be_decided_stays_in_the_answer(history):

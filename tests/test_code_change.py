@@ -150,6 +150,12 @@ def test_what_a_killed_race_left_behind_is_made_anew(two_commits):
         assert (paths["a"] / "bench" / "a.py").read_text() == "x = 1\n"
 
 
+def test_a_harness_within_a_project_of_others_is_checked_out_in_its_folder(two_commits):
+    with worktrees.checked_out(two_commits / "bench", {"a": worktrees.commit_of(two_commits, "HEAD")}) as paths:
+        assert (paths["a"] / "a.py").read_text() == "x = 2\n"
+    assert not (two_commits / ".git" / worktrees.FOLDER).exists()
+
+
 def test_the_users_own_worktrees_are_kept_also_while_their_folder_is_away(two_commits, tmp_path):
     """On a drive that is not mounted: git forgets them only when it is told to prune."""
     git(two_commits, "worktree", "add", "-q", "--detach", str(tmp_path / "idea"))

@@ -138,7 +138,7 @@ class _Search:
                 facts = arm_process.facts(REPO, overrides, results_root())
                 self._facts[commit] = "", facts["source_sha256"]  # the config names the commit
                 return self._facts[commit]
-            with worktrees.checked_out(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
+            with worktrees.checked_out(REPO, {worktrees.mark_of_process(REPO): commit}, "bisect-facts-") as paths:
                 (path,) = paths.values()
                 facts = arm_process.facts(path, overrides, results_root())
             self._facts[commit] = facts["config_id"], facts["source_sha256"]

@@ -4,12 +4,14 @@ They lie in the repository's .git folder, where no git command looks for files a
 """
 
 import contextlib
+import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.base.paths import REPO, working_folder
-from bench.machine import git
+from bench.machine import git, processes
 
 FOLDER = "speedrun-worktrees"
 LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps lock files
@@ -48,8 +50,28 @@ def _git_folder(repo: Path | str, name: str) -> Path:
         raise ValueError(f"{name} is not in a git repository ({error}): use a clone, or script=PATH") from None
 
 
+def mark_of_process(repo: Path | str) -> str:
+    """Returns a mark with which names of this process's worktrees end: others may do the same at the same time.
+
+    Removes the worktrees of killed processes.  Raises ValueError outside git.
+    """
+    for path in path_of(repo, "").glob("*"):
+        if is_left(path.name):
+            remove(repo, path.name)
+    return f"{(processes.boot_id_hash() or 'unknown')[:8]}-{os.getpid()}"
+
+
+def is_left(name: str) -> bool:
+    """Whether the mark in a name is that of a process of this boot that has ended."""
+    mark = re.search(rf"-{(processes.boot_id_hash() or '?')[:8]}-(\d+)(?:-\w+)?$", name)
+    return mark is not None and processes.start_ticks(int(mark[1])) is None
+
+
 def add(repo: Path | str, name: str, commit: str) -> Path:
-    """Makes a worktree of exactly this commit and returns its path. Replaces one that a killed race left behind."""
+    """Makes a worktree of exactly this commit and returns the folder in it that repo is of its repository.
+
+    Replaces one that a killed race left behind.
+    """
     path = path_of(repo, name)
     remove(repo, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +80,7 @@ def add(repo: Path | str, name: str, commit: str) -> Path:
     except git.Failed as error:
         remove(repo, name)
         raise ValueError(str(error)) from None
+    path /= git.run(repo, "rev-parse", "--show-prefix").strip()
     # Adds data locks that the revision lacks, so that all arms use the data that were fetched.
     for lock in sorted((Path(repo) / LOCKS).glob("*.lock.json")):
         if (path / LOCKS).is_dir() and not (path / LOCKS / lock.name).exists():

@@ -73,8 +73,9 @@ def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
     if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
         raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")
     answers: dict[str, str] = {}
-    with worktrees.checked_out(repo, {"bisect": bad}) as paths:
-        folder = paths["bisect"]
+    name = worktrees.mark_of_process(repo)
+    with worktrees.checked_out(repo, {name: bad}, "bisect-") as paths:
+        folder = paths[name]
         try:
             output = git.run(folder, "bisect", "start", "--no-checkout", bad, good)
             while FIRST_BAD not in output:

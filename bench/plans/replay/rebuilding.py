@@ -86,14 +86,10 @@ def _copy(source: Path, target: Path, name: str) -> None:
 
 def _mark_of_process() -> str:
     """Returns a part of the names of this replay's folders: two may run at once. Removes the folders of killed ones."""
-    boot = (processes.boot_id_hash() or "unknown")[:8]
-    for folder, pattern in ((worktrees.path_of(REPO, ""), "replay-*"), (tempfile.gettempdir(), "speedrun-replay-*")):
-        for path in Path(folder).glob(pattern) if boot != "unknown" else ():
-            mark = re.search(rf"-{boot}-(\d+)(?:-\w+)?$", path.name)
-            if mark and processes.start_ticks(int(mark[1])) is None:
-                worktrees.remove(REPO, path.name)
-                shutil.rmtree(path, ignore_errors=True)  # a temporary folder, which is no worktree
-    return f"{boot}-{os.getpid()}"
+    for path in Path(tempfile.gettempdir()).glob("speedrun-replay-*"):
+        if worktrees.is_left(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+    return worktrees.mark_of_process(REPO)
 
 
 def refuse_other_code(recorded: Recorded, tree: Checkout) -> None:
@@ -260,7 +256,7 @@ def variables_at(tree: Checkout, recorded: Mapping[str, str] | None) -> dict[str
     for name in (recorded.keys() - shown.keys()) & env.keys():  # environment.json shows only a part of its value
         if env[name] and environment.shown_value(private.redact(env[name], REPO)) == recorded[name]:
             shown[name] = env[name]
-    return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | shown
+    return {name: value for name, value in env.items() if name not in VARIABLES} | shown
 
 
 def alone(say: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:
