@@ -272,6 +272,17 @@ def test_a_study_from_elsewhere_or_of_two_codes_is_refused(tmp_path, monkeypatch
         sweep.trials(folder, kept)
 
 
+def test_the_same_command_is_another_study_once_a_yaml_has_changed(tmp_path, monkeypatch):
+    """Else the verdict of the old settings would be printed for the new ones."""
+    bench = Bench(tmp_path, monkeypatch)
+    _, before, *_ = study.planned(WORDS, bench.results.folder, anyway=False)
+    own = arm_process.facts
+    edited = lambda *arguments: own(*arguments) | {"config_id": own(*arguments)["config_id"][::-1]}  # noqa: E731
+    monkeypatch.setattr(arm_process, "facts", edited)
+    _, after, *_ = study.planned(WORDS, bench.results.folder, anyway=False)
+    assert before != after
+
+
 def test_a_signal_between_two_runs_ends_it_as_one_within_a_run_does(tmp_path, monkeypatch, capsys):
     bench = Bench(tmp_path, monkeypatch)
     monkeypatch.setattr(study, "go", lambda *args: os.kill(os.getpid(), signal.SIGTERM))

@@ -24,7 +24,7 @@ def point(lr, layers, seed):
 
 def make(results, grid=GRID, not_run=(), why=None, **changes):
     """Makes a sweep over the grid with all its runs but those of not_run, and returns its folder."""
-    sweep_id = sweep.id_of(WORDS, "s")
+    sweep_id = sweep.id_of(WORDS, ["c"], "s")
     folder = sweep.begin(results, sweep_id, ["run", "-m", *WORDS], [point(*at) for at in grid], None)
     for number, (at, (val_loss, train_s)) in enumerate(grid.items()):
         if at not in not_run:
@@ -42,11 +42,12 @@ LOST = {"status": "failed", "validity": "invalid", "failure": FAILURE}
 # ---- what it is
 
 
-def test_the_same_words_and_code_are_the_same_sweep():
-    assert re.fullmatch(r"sweep-[0-9a-f]{8}", sweep.id_of(WORDS, "s"))
-    assert sweep.id_of(WORDS, "s") == sweep.id_of(WORDS[::-1], "s")
-    assert sweep.id_of(WORDS, "s") == sweep.id_of([*WORDS, "hardware.price_usd_per_hour=3"], "s")
-    assert len({sweep.id_of(WORDS, "s"), sweep.id_of(WORDS[:2], "s"), sweep.id_of(WORDS, "t")}) == 3
+def test_the_same_words_code_and_yamls_are_the_same_sweep():
+    assert re.fullmatch(r"sweep-[0-9a-f]{8}", sweep.id_of(WORDS, ["c"], "s"))
+    assert sweep.id_of(WORDS, ["c"], "s") == sweep.id_of(WORDS[::-1], ["c"], "s")
+    assert sweep.id_of(WORDS, ["c"], "s") == sweep.id_of([*WORDS, "hardware.price_usd_per_hour=3"], ["c"], "s")
+    others = (WORDS[:2], ["c"], "s"), (WORDS, ["d"], "s"), (WORDS, ["c"], "t")
+    assert len({sweep.id_of(*parts) for parts in [*others, (WORDS, ["c"], "s")]}) == 4
 
 
 def test_its_axes_are_the_keys_in_which_its_points_differ():

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.base.paths import results_root
 from bench.base.units import format_about_s
-from bench.config import compose, multirun, overrides
+from bench.config import compose, identity, multirun, overrides
 from bench.launch import console, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare, requested_config, this_machine
@@ -28,11 +28,10 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     """Runs the sweep. Returns what --json prints, a run for every point; its run_id is None if it was not begun."""
     command = ["run", *argv]
     points = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
-    for point in points:
-        requested_config(point)
     same = [word for word in overrides.split_sweep(args.overrides)[1] if overrides.plain(word)]
+    config_ids = {identity.config_id(requested_config(point)) for point in points or [same]}
     _, stored = compose.stored_sweep(same)
-    sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
+    sweep_id = sweep.id_of([*args.overrides, *stored], config_ids, source_sha256(same))
     if points:
         say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(points), len(points))}")
     folder = results_root() / sweep.FOLDER / sweep_id

@@ -75,13 +75,14 @@ class Point(NamedTuple):
     folder: Path | None
 
 
-def id_of(overrides: Iterable[str], source_sha256: str) -> str:
-    """Returns the id of a sweep, which depends on its overrides and code, so that the same command continues it.
+def id_of(overrides: Iterable[str], config_ids: Iterable[str], source_sha256: str) -> str:
+    """Returns the id of a sweep, so that the same command continues it as long as code and yamls are the same.
 
-    As with a config_id, the price of the hardware does not matter.
+    config_ids: of its points, or of a search's own settings.  As with these, the price of the hardware does not matter.
     """
     settings = sorted(text for text in overrides if not text.lstrip("+").startswith("hardware.price_usd_per_hour="))
-    return f"sweep-{hashlib.sha256(json.dumps([settings, source_sha256]).encode()).hexdigest()[:8]}"
+    content = [settings, sorted(config_ids), source_sha256]
+    return f"sweep-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
 
 
 def begin(
