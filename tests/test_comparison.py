@@ -224,6 +224,23 @@ def test_an_arm_that_fails_in_its_slow_runs_gets_no_verdict():
     assert both["verdict"] == "inconclusive" and "0 of A and 2 of B failed or were" in both["words"]
 
 
+def test_an_arm_that_fails_where_its_loss_is_bad_is_neither_better_nor_no_worse():
+    """Half of the seeds of both arms end at 4.2, half at 4.3; one arm fails on its bad ones."""
+    losses = [4.3, 4.2001, 4.2, 4.3001, 4.2002, 4.3002, 4.1999, 4.2998]
+    a, b = raced([10.0] * 8, [10.0] * 8, a_losses=losses, b_losses=losses[::-1])
+    failed = [a_run("B", None, int(run["started_at"][14:16]), base=FAILED) for run in b]
+    picky = [run if run["metrics"]["val_loss"] < 4.25 else gone for run, gone in zip(b, failed, strict=True)]
+    hidden = compare(a, picky, on="loss", target_val_loss=4.25)
+    assert hidden["val_loss"]["p"] < 0.05 and "one-sided-exclusions" in hidden["flags"]
+    assert (hidden["verdict"], hidden["val_loss"]["verdict"]) == ("inconclusive", "inconclusive")
+    assert hidden["val_loss"]["below_target"][1] is False
+    assert "more runs of B failed than of A, perhaps the bad ones" in hidden["words"]
+    assert compare(picky, a, on="loss")["verdict"] == "inconclusive"  # the baseline's failures help it as little
+    worse = [run | {"metrics": run["metrics"] | {"val_loss": 4.6 + run["seed"] / 1e4}} for run in b]
+    worse = [run if place > 1 else gone for place, (run, gone) in enumerate(zip(worse, failed, strict=True))]
+    assert compare(a, worse, on="loss")["verdict"] == "worse"  # although it failed
+
+
 def test_runs_that_the_machine_disturbed_in_both_arms_cost_no_verdict():
     a, b = raced([*FAST[:4], 18.0, 11.5], [*SLOW[:4], 12.5, 20.5])
     comparison = compare(suspect_at(a, 4, 5), suspect_at(b, 4, 5))

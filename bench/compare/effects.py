@@ -18,6 +18,7 @@ from bench.record.rows import Row, metric_of
 
 DISAGREE, NOT_COUNTED, ONE_SIDED = "clocks-disagree", "lower-loss-not-counted", "one-sided-exclusions"  # flags
 BASELINE_ALPHA = 0.01  # level of the test that A differs from itself
+MAX_ONE_SIDED = 1  # most failed, interrupted or excluded runs of an arm beyond those of another
 EXTRA_ALPHA = 0.01  # level of the test that B spends more time outside its own clock than A
 # differences between means of the same code on one node within a day, and between sessions, in public logs of
 # modded-nanogpt: the halves of 86 groups of repeats in order of time, and 11 pairs of sessions
@@ -96,6 +97,7 @@ class Loss(TypedDict):
     identical: bool | None  # whether all trajectories are bit-identical; None if unknown
     verdict: str  # whether B is shown to be no worse: waived, not_worse, worse, inconclusive or unknown
     p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
+    flattered: NotRequired[int | None]  # which arm has failed runs, as of flattered(); missing in earlier versions
     reasons: list[str]  # why the losses are not compared
     remarks: list[str]  # differences between the arms that may change losses
 
@@ -279,6 +281,7 @@ def val_loss(
     test = fitted.test if fitted else None
     edges = fitted.interval() if fitted else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
+    favoured = flattered(list(map(len, arms)), [sum(map(eligibility.is_complete, rows)) for rows in arms])
     judged = [
         target.loss_test([metric.sign * loss for loss in group], target_val_loss, p_value, metric) for group in values
     ]
@@ -294,11 +297,12 @@ def val_loss(
         "target": target_val_loss,
         "target_p_value": p_value,
         "p_target": [loss_test["p"] for loss_test in judged],
-        "below_target": [loss_test["below"] for loss_test in judged],
+        "below_target": [loss_test["below"] and number != favoured for number, loss_test in enumerate(judged)],
         "margin": margin_nats,
         "p_not_worse": p_margin,
         "identical": identical,
-        "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical),
+        "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical, favoured == 1),
+        "flattered": favoured,
         "p_equivalent": fitted.p_equivalent(-margin_nats, margin_nats) if fitted else None,
         "reasons": refused,
         "remarks": [] if unjudged else [*answer.loss_remarks, *_one_run(groups, names)],
@@ -314,11 +318,24 @@ def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[
                 yield f"{same}: they count as one loss, whatever their seeds"
 
 
-def _loss_verdict(edges: tuple[float, float] | None, p_not_worse: float | None, identical: bool | None) -> str:
+def flattered(started: Sequence[int], left: Sequence[int]) -> int | None:
+    """Returns the number of the arm that lacks more of its started runs, perhaps the bad ones; None if neither does.
+
+    left: how many runs of each arm are compared.  If that are two of an arm, one run more counts, else MAX_ONE_SIDED
+    do not.
+    """
+    lacking = [num - compared for num, compared in zip(started, left, strict=True)]
+    is_one_sided = max(lacking) - min(lacking) > (MAX_ONE_SIDED if min(left) > 2 else 0)
+    return lacking.index(max(lacking)) if is_one_sided else None
+
+
+def _loss_verdict(
+    edges: tuple[float, float] | None, p_not_worse: float | None, identical: bool | None, is_flattered: bool
+) -> str:
     if identical:
         return "waived"  # the trajectories are bit-identical: there is nothing to test
     if edges is None or p_not_worse is None:
         return "unknown"
     if p_not_worse < ALPHA:
-        return "not_worse"
+        return "inconclusive" if is_flattered else "not_worse"
     return "worse" if edges[0] > 0 else "inconclusive"

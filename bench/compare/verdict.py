@@ -18,7 +18,6 @@ from bench.record.rows import Row, metric_of
 from bench.record.shape import CALIBRATION
 
 DEPENDS = "verdict-depends-on-exclusions"
-MAX_ONE_SIDED = 1  # most interrupted or excluded runs of an arm beyond those of another
 # p values that Holm's method adjusts among several candidates
 ADJUSTED: tuple[tuple[Literal["time", "val_loss"], Literal["p", "p_equivalent"]], ...] = (
     ("time", "p"),
@@ -273,8 +272,9 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "without-its-plan": not plan and any(row["race_id"] not in (None, CALIBRATION) for row in rows),
         "not-at-a-planned-look": plan is not None and (a != b or a not in plan["looks"]),
         "unplanned-look": given.unplanned_look,
-        effects.ONE_SIDED: comparison["comparable"] and _is_one_sided(comparison, comparison["time"]),
-        "run-again": max(given.run_again) - min(given.run_again) > MAX_ONE_SIDED,
+        effects.ONE_SIDED: (comparison["comparable"] and _is_one_sided(comparison, comparison["time"]))
+        or comparison["val_loss"].get("flattered") is not None,
+        "run-again": max(given.run_again) - min(given.run_again) > effects.MAX_ONE_SIDED,
     }
     return [flag for flag, holds in flags.items() if holds]
 
@@ -306,6 +306,10 @@ def _decide(comparison: Comparison) -> None:
         "loss": questions.loss_answer(loss, comparison["time"]["alpha"], _is_at_a_look(comparison)),
         "steps_to_target": steps_answer,
     }
+    if (arm := loss.get("flattered")) is not None:
+        favourable = ("equivalent", ("worse", "better")[arm])
+        for on in ("loss", "steps_to_target"):
+            answers[on] = "inconclusive" if answers[on] in favourable and loss["verdict"] != "waived" else answers[on]
     if effects.NOT_COUNTED in comparison["flags"]:
         answers = {on: "inconclusive" if answer == "better" else answer for on, answer in answers.items()}
     answers["time_to_target"] = answers["time"]
@@ -329,9 +333,8 @@ def _time_answer(comparison: Comparison, time: effects.Time) -> str:
 
 
 def _is_one_sided(comparison: Comparison, time: effects.Time) -> bool:
-    """Returns whether an arm lacks more of its started runs than the other; one more counts if two runs are left."""
-    lacking = [started - n for started, n in zip(comparison["started"], time["n"], strict=True)]
-    return max(lacking) - min(lacking) > (MAX_ONE_SIDED if min(time["n"]) > 2 else 0)
+    """Returns whether an arm lacks more of its started runs than the other."""
+    return effects.flattered(comparison["started"], time["n"]) is not None
 
 
 def _exclusions_decide(comparison: Comparison, answer: str) -> bool:

@@ -169,6 +169,9 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
         sentence = f"no time to a target: it compares {comparison['kind_words']}"
     else:
         sentence = _sentence_of_times(comparison, verdict)
+    if on in ("loss", "steps_to_target") and (arm := comparison["val_loss"].get("flattered")) is not None:
+        more, fewer = comparison["arms"][arm], comparison["arms"][1 - arm]
+        sentence += f"; more runs of {more} failed than of {fewer}, perhaps the bad ones: none counts in its favour"
     if effects.NOT_COUNTED in comparison["flags"]:
         metric = metric_of(comparison)
         lower = f"{'lower' if metric.sign > 0 else 'higher'} {metric.name} is"
@@ -197,11 +200,8 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
         return f"{b} is {verdict} than {a}: {change} ({numbers})"
     if verdict == "equivalent":
         return f"{b} is as good as {a}: {change} is inside the margin of {loss['margin']:g}{unit} ({numbers})"
-    p = loss["p"] if loss.get("p_holm") is None else loss["p_holm"]
-    more = ""
-    if mde and verdict == "inconclusive" and p >= alpha:
-        more = f"; {_detects(comparison, loss, mde)}"
-    return f"{b} against {a}: {change} ({numbers}){more}"
+    is_open = mde and (loss["p"] if loss.get("p_holm") is None else loss["p_holm"]) >= alpha
+    return f"{b} against {a}: {change} ({numbers}){f'; {_detects(comparison, loss, mde)}' if is_open else ''}"
 
 
 def _why_alpha(comparison: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from bench.claims.claim import Claim, ClaimedRace, Judged, standard
 from bench.compare import clocks, comparison, effects, selection, target, wording
-from bench.compare.verdict import DEPENDS, MAX_ONE_SIDED, Comparison
+from bench.compare.effects import MAX_ONE_SIDED
+from bench.compare.verdict import DEPENDS, Comparison
 from bench.plans.race import plan
 from bench.plans.race.state import State
 from bench.record import ledger, race_folder
