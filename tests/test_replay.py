@@ -700,6 +700,13 @@ def test_two_replays_of_one_record_at_once_do_not_meet(finished_run, tmp_path):
     assert f"replay-{folder.name}" not in git.run(real_runs.REPO, "worktree", "list")
 
 
+def test_a_record_sets_only_variables_that_reach_arithmetic():
+    """Others of the same libraries write a file of the reader's, or load one."""
+    kept = {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
+    others = {"MKL_VERBOSE": "1", "MKL_VERBOSE_OUTPUT_FILE": "/home/a/.bashrc", "OMP_TOOL_LIBRARIES": "/tmp/a.so"}
+    assert recorded.variables({"env": kept | others | {"ONEDNN_JIT_DUMP": "1", "OMP_NUM_THREADS": "3"}}) == kept
+
+
 @pytest.mark.slow
 def test_another_instruction_set_is_another_machine(finished_run, tmp_path):
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT":

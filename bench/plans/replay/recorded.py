@@ -24,10 +24,14 @@ from bench.record import configs, run_folder, verification
 PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # stands for a credential in overrides.yaml
 THE_RECORD = "record"  # the name of the check of the record itself
 MADE = ("pysource", "markov")  # sources whose data this machine can make again
-# Variables that reach arithmetic; the others are paths, or the harness's own.
-VARIABLES = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_ALLOW_TF32")
-# The launcher sets these again, from the record's num_threads.
-OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
+# Variables that reach arithmetic.  By name, because others of these libraries write files (MKL_VERBOSE_OUTPUT_FILE) or
+# load them (OMP_TOOL_LIBRARIES), and a record may be a stranger's.  The launcher sets OMP_NUM_THREADS itself.
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "MKL_CBWR",
+    "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC", "OMP_SCHEDULE",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Recorded:
 def variables(environment: Mapping[str, Any]) -> dict[str, str]:
     """Returns the variables of environment.json that reach arithmetic."""
     shell_variables = environment.get("env", {}).items()
-    return {name: value for name, value in shell_variables if name.startswith(VARIABLES) and name not in OWN_VARIABLES}
+    return {name: value for name, value in shell_variables if name in VARIABLES}
 
 
 def read(folder: Path) -> Recorded:
