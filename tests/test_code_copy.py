@@ -265,7 +265,9 @@ def test_modules_of_the_copies_are_in_order(rank):
     assert imported.facts(hashes=True) == {"copy": rank[0].name, "num_modules": 2, "elsewhere": []}
 
 
-@pytest.mark.parametrize("where", ["checkout", "nowhere", "a link", "the user's folder", "a computed import"])
+@pytest.mark.parametrize(
+    "where", ["checkout", "nowhere", "a link", "the user's folder", "a computed import", "compiled"]
+)
 def test_a_module_from_elsewhere_is_named(rank, small, tmp_path, where):
     code, own = rank
     name, path = {
@@ -274,6 +276,7 @@ def test_a_module_from_elsewhere_is_named(rank, small, tmp_path, where):
         "a link": ("models.b", code.parent / "models" / "b.py"),
         "the user's folder": ("unseen", tmp_path / "unseen.py"),
         "a computed import": ("unseen", own / "unseen.py"),
+        "compiled": ("models.b", code / "models/b.cpython-311-x86_64-linux-gnu.so"),  # found before b.py
     }[where]
     if where == "a link":
         (code.parent / "models").mkdir()

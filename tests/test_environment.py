@@ -491,6 +491,30 @@ def test_of_untracked_files_that_the_run_does_not_use_only_name_and_hash_are_rec
     assert {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()} == set(used)
 
 
+@pytest.mark.parametrize("hidden_by", ["an ignore file", "info/exclude", "a repository within", "a package"])
+def test_a_source_that_git_does_not_see_is_kept_if_it_trains(repo, hidden_by):
+    """By the user's global ignore file, for example: the commit would be called clean, and the code were nowhere."""
+    name = {"a repository within": "models/mine/net.py", "a package": "models/b/__init__.py"}.get(hidden_by)
+    path = repo / (name or "models/my_net.py")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("x = 1\n")
+    (repo / "conf").mkdir()
+    (repo / "conf/my_secrets.yaml").write_text("x: 1\n")
+    (repo / ".git/info/exclude").write_text("my_*\nb\n" * (hidden_by in ("info/exclude", "a package")))
+    if hidden_by == "an ignore file":
+        (repo / ".gitignore").write_text("my_*\n")
+        commit(repo)
+    if hidden_by == "a repository within":
+        git(path.parent, "init", "-q")
+        commit(path.parent)
+    state = code_state.state(repo)
+    assert state["dirty"] and state["untracked"] == [path.relative_to(repo).as_posix()]
+    seen = hidden_by == "a repository within"
+    assert list(state["untracked_excluded"]) == ["conf/my_secrets.yaml"] * seen  # of what is ignored nothing is said
+    code_state.write(repo, repo / "results" / "code", facts=state)
+    assert (repo / "results/code/untracked" / path.relative_to(repo)).read_text() == "x = 1\n"
+
+
 def test_importing_the_room_imports_neither_torch_nor_nvml():
     code = (
         "import sys, bench.machine.environment, bench.machine.preflight\nprint({'torch', 'pynvml'} & set(sys.modules))"

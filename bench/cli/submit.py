@@ -70,7 +70,8 @@ def _list(queue: Queue, as_json: bool) -> None:
     ending = [entry for entry in taken if queue.cancelled(entry)]
     silent = [entry for entry in queue.silent(at_once=True) if entry not in ending]
     running = [entry for entry in taken if entry not in (*ending, *silent)]
-    states = [(running, "runs"), (silent, "agent silent"), (ending, "being cancelled"), (ahead, "waits"), (kept, "over budget")]
+    states = [(running, "runs"), (silent, "agent silent"), (ending, "being cancelled")]
+    states += [(ahead, "waits"), (kept, "over budget")]
     cells = [(item.id, item.user, item.num_gpus, state, item.command) for group, state in states for item in group]
     recent = shares.recent(queue)
     users = sorted({item["user"] for item in recent})

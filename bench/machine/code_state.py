@@ -202,16 +202,18 @@ def state(
         return facts
     try:
         with git.folder_view(code, repo or code) as ask:
-            commit, changes, names = (
+            commit, changes, names, unknown = (
                 ask.commit,
                 ask.changes(code_copy.FOLDERS),
                 ask.untracked(code_copy.FOLDERS, SUFFIXES),
+                ask.unknown(code_copy.FOLDERS, SUFFIXES),
             )
     except git.Failed as error:
         return facts | {"git_failure": _one_line(error, repo or code)}
-    used = _used(names, files, composed_of, {code, repo or code})
+    used = _used(unknown, files, composed_of, {code, repo or code})  # also what git ignores
     excluded = {credentials.redacted(name): _sha256_of_file(Path(code, name)) for name in names if name not in used}
-    facts |= {"commit": commit, "dirty": bool(changes or names), "untracked": used, "untracked_excluded": excluded}
+    facts |= {"commit": commit, "dirty": bool(changes or names or used)}
+    facts |= {"untracked": used, "untracked_excluded": excluded}
     if changes:
         digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest()
         _last_patch.clear()

@@ -1,6 +1,7 @@
 """Runs git in a repository's folder, never with the GIT_ variables of the calling process."""
 
 import contextlib
+import glob
 import os
 import subprocess
 import tempfile
@@ -78,7 +79,7 @@ class FolderView:
     """git of repo, with the files of code as its work tree.  Its methods raise Failed."""
 
     def __init__(self, code: Path, repo: Path, index: str):
-        self._repo, self._env = repo.absolute(), {"GIT_INDEX_FILE": index}
+        self._code, self._repo, self._env = code, repo.absolute(), {"GIT_INDEX_FILE": index}
         below = run(repo, "rev-parse", "--show-prefix").strip()
         if not below:  # otherwise inside another project's repository, whose folders a copy lacks
             self._env["GIT_WORK_TREE"] = str(code.absolute())
@@ -98,12 +99,23 @@ class FolderView:
         form = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "-U3", "--binary")
         return self._ask("diff", self.commit, *form, "--", *folders)  # whatever the user's configuration says
 
-    def untracked(self, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
-        """Returns the files with these suffixes that the commit lacks, sorted."""
+    def untracked(self, folders: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+        """Returns the files with these suffixes that the commit lacks and git does not ignore, sorted."""
         patterns = [f":(glob){folder}/**/*{suffix}" for folder in folders for suffix in suffixes]
         ignored = [f"--exclude-from={path}" for path in [self._repo / ".gitignore"] if path.is_file()]
         listed = self._ask("ls-files", "--others", "--exclude-standard", *ignored, "-z", "--", *patterns)
         return sorted(name for name in listed.split("\0") if name)
+
+    def unknown(self, folders: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+        """Returns the same with those that git ignores or that lie in a repository within, sorted."""
+        tree = self._ask("ls-tree", "-r", "-z", "--name-only", self.commit, "--", *folders) if self.commit else ""
+        paths = (
+            path
+            for folder in folders
+            for path in glob.iglob(f"{glob.escape(str(self._code / folder))}/**/*", recursive=True)
+            if path.endswith(suffixes) and os.path.isfile(path)
+        )
+        return sorted({os.path.relpath(path, self._code) for path in paths} - set(tree.split("\0")))
 
     def _ask(self, *arguments: str) -> str:
         options = ("-c", "core.fileMode=false")

@@ -68,9 +68,13 @@ def _is_of_user(own: Path, name: str, module: ModuleType) -> bool:
 
 
 def _is_within(folder: Path, module: ModuleType) -> bool:
-    """Whether a module's file, or a namespace package's folders, are in folder and are not links to elsewhere."""
+    """Whether a module's source, or a namespace package's folders, are in folder and are not links to elsewhere.
+
+    A compiled module would be imported in place of the source beside it.
+    """
     paths = getattr(module, "__file__", None) or list(getattr(module, "__path__", ()))
-    paths = [paths] if isinstance(paths, str) else paths
+    if isinstance(paths, str):
+        paths = [paths] if paths.endswith(".py") else []
     start = os.path.realpath(folder) + os.sep
     return bool(paths) and all(os.path.realpath(path).startswith(start) for path in paths)
 
