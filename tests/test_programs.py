@@ -192,6 +192,25 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
     assert planning._pinned(wanted["arms"]["A"]["overrides"])[-1] == f"script.rev={commit}"
 
 
+@pytest.mark.parametrize("changed", ["engine/steps.py", "sitecustomize.py", "data", ""])
+def test_a_revision_that_an_earlier_run_changed_is_made_again(tmp_path, repository, monkeypatch, changed):
+    """Else one attempt of an author slows the baseline of the next, or trains it on other data."""
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    folder, commit = script.checked_out(repository, "v1")
+    before = {path: path.lstat().st_ino for path in folder.rglob("*.py")}
+    if changed == "data":
+        (folder / "data").unlink()
+        (folder / "data").symlink_to(tmp_path)
+    elif changed:
+        (folder / changed).unlink(missing_ok=True)
+        (folder / changed).write_text("import time; time.sleep(1)")
+    assert script.checked_out(repository, commit)[0] == folder
+    after = {path: path.lstat().st_ino for path in folder.rglob("*.py")}
+    assert (folder / "engine/steps.py").read_bytes() == (PACKAGE / "engine/steps.py").read_bytes()
+    assert not (folder / "sitecustomize.py").exists() and (folder / "data/train.bin").read_bytes() == b"made"
+    assert (before == after) == (not changed)  # and an unchanged one is not
+
+
 def test_a_file_beside_a_script_to_which_the_command_prints_is_no_source_for_its_runs_either(tmp_path):
     """./run.sh race script=s.py > out.txt grows while it races.  An older output is a source, as all texts are."""
     for name in ("s.py", "settings.txt"):

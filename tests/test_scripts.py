@@ -614,6 +614,22 @@ def test_arms_of_scripts_may_have_a_torch_each_and_one_arm_may_not_mix_them(plan
     assert not judged([raced("2.13")], [raced("2.13", comparability_id="of another driver")])[0]
 
 
+def test_a_file_beside_a_script_that_changes_while_it_runs_is_named(tmp_path):
+    """It is reached through a link; torch.save opens it unseen by Python."""
+    folder = tmp_path / "mine"
+    shutil.copytree(scripted.NANO.parent, folder)
+    (folder / "ckpt").mkdir()
+    for name in ("model.pt", "ckpt/best.pt", "ckpt/other.pt"):
+        (folder / name).write_bytes(b"of two days")
+    save = "\nfor name in ('model.pt', 'ckpt/best.pt'):\n    torch.save({}, name)\n"
+    with open(folder / "train.py", "a") as script:
+        script.write(save)
+    run = real_runs.run_json(scripted.run(tmp_path / "results", folder / "train.py", *NANO))
+    (warning,) = [warning["error"] for warning in run["warnings"] if warning["instrument"] == "script"]
+    changed, _, rest = warning.partition(" beside it ")
+    assert sorted(changed.split(", ")) == ["ckpt/best.pt", "model.pt"] and rest.startswith("changed while it ran, ")
+
+
 def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_writes_is_none(tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(scripted.MODDED.parent, folder)

@@ -36,10 +36,13 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     """Writes a file that the user requested with an option, and creates its parent folders.
 
     A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises ValueError if the file
-    cannot be written or belongs to a record (see refuse_record).
+    cannot be written or belongs to a record (see refuse_record), and for a page that would replace anything but a page.
     """
     refuse_record(path, option)
     content = content.encode() if isinstance(content, str) else content
+    begins, has_title, _ = content.partition(b"<title>")  # as every page of bench/web/page.py
+    if has_title and path.is_file() and path.stat().st_size and not _begins_with(path, begins):
+        raise ValueError(f"{option} {path}: is no page of this program, and would be replaced; name another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir():
@@ -48,6 +51,11 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
             write_bytes(path, content)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
+    with open(path, "rb", opener=plain_file.open_now) as file:
+        return file.read(len(start)) == start
 
 
 def refuse_record(path: Path, option: str = "--out") -> None:

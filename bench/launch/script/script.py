@@ -4,6 +4,7 @@
 ./run.sh run script.root=nanochat script.module=scripts.base_train script.torchrun=false
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -249,17 +250,18 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
         raise ValueError(f"script.rev={rev}: {root}: no git repository there has it: git log --oneline lists some")
     try:
         inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may be below the top of its repository
-        if not folder.is_dir():
-            if git.ask(root, "rev-parse", "--verify", "--quiet", f"{commit}:{inner}") is None:
-                remedy = "commit it, or give revisions that have it"
-                raise ValueError(f"script.rev={rev}: the folder {root} is not in this commit: {remedy}")
+        is_there = git.ask(root, "rev-parse", "--verify", "--quiet", f"{commit}:{inner}") is not None
+        if not is_there and not folder.is_dir():
+            remedy = "commit it, or give revisions that have it"
+            raise ValueError(f"script.rev={rev}: the folder {root} is not in this commit: {remedy}")
+        if is_there:
             _export(root, f"{commit}:{inner}", folder)
         others = git.run(root, "ls-files", "--others", "--directory", "-z").split("\0")
     except git.Failed as error:
         raise ValueError(f"script.rev={rev}: {error}") from None
     links = {folder / name.rstrip("/"): root / name.rstrip("/") for name in filter(None, others)}
     for path in folder.rglob("*"):  # a file that was untracked before is tracked now, or gone
-        if path not in links and path.is_symlink() and Path(os.readlink(path)) == root / path.relative_to(folder):
+        if path not in links and _is_link_to(path, root / path.relative_to(folder)):
             path.unlink()
     for link, path in links.items():
         if not os.path.lexists(link) and not link.name.endswith(user_code.SUFFIXES) and user_code.is_linked(path):
@@ -281,19 +283,34 @@ def content_sha256(root: Path) -> str:
 
 
 def _export(root: Path, tree: str, folder: Path) -> None:
-    """Creates the folder atomically, also if two processes create it at once."""
+    """Makes the folder have the files of a tree, and links to root, alone: an earlier run may have changed others.
+
+    It is replaced at once, also if two processes do so.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".made."))
     try:
         objects = git.run(root, "rev-parse", "--path-format=absolute", "--git-path", "objects").strip()
+        ask = functools.partial(git.run, temporary, GIT_OBJECT_DIRECTORY=objects, GIT_WORK_TREE=str(folder))
         # a repository of its own: root's settings may name programs, such as filters
         git.run(temporary, "init", "-q", GIT_DEFAULT_HASH="sha256" if len(tree.partition(":")[0]) == 64 else "sha1")
-        git.run(temporary, "read-tree", tree, GIT_OBJECT_DIRECTORY=objects)
-        git.run(temporary, "checkout-index", "--all", f"--prefix={temporary / 'files'}/", GIT_OBJECT_DIRECTORY=objects)
-        if not folder.is_dir():
+        ask("read-tree", tree)
+        if folder.is_dir():
+            changed = ask("diff", "--name-only", "-z")
+            others = filter(None, ask("ls-files", "--others", "-z").split("\0"))
+            strangers = [name for name in others if not _is_link_to(folder / name, root / name)]
+            if not changed and not strangers:
+                return
+            folder.rename(temporary / "before")
+        ask("checkout-index", "--all", f"--prefix={temporary / 'files'}/", GIT_WORK_TREE=str(temporary))
+        with contextlib.suppress(OSError):  # another process was faster
             (temporary / "files").rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_link_to(link: Path, target: Path) -> bool:
+    return link.is_symlink() and Path(os.readlink(link)) == target
 
 
 def _python(typed: str | None, root: Path | None) -> str:

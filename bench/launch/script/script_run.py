@@ -11,9 +11,11 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.base import atomic
 from bench.base.reading.patterns import TooLong
+from bench.base.text_table import some
 from bench.launch import confined
 from bench.launch.prepare import Job
 from bench.launch.script import outcome, trace_files, work_folder
@@ -96,6 +98,7 @@ class Watched:
         self._ended_by: str | None = None  # whose clock reached the budget, script or launcher; None: neither
         self._doubts: list[Section] = []
         self._given: dict[str, list[str]] = {"train": [], "val": []}  # as in OpenedFiles
+        self._linked: dict[str, Any] = {}  # as in work_folder.linked_states()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -105,6 +108,7 @@ class Watched:
         for split in self._given:  # now, because the script may change its links, and anybody the shards
             links = work_folder.shard_links(self._script, self._job.dataset, split, work)
             self._given[split] = list(map(os.path.realpath, links))
+        self._linked = work_folder.linked_states(work)
         meter = CpuMeter(own_s=_own_cpu_s)
         try:
             with self._output:
@@ -233,6 +237,11 @@ class Watched:
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # lines printed while it was being ended
+            changed = [name for name, (path, before) in self._linked.items() if work_folder.state(path) != before]
+            if changed:
+                why = f"{some(changed)} beside it changed while it ran, perhaps by it, through a link: "
+                why += "let it save into out/ or logs/, which are not linked"
+                self._warnings.append({"rank": None, "instrument": "script", "edge": "run end", "error": why})
             facts = self._output, self._telemetry, self._waits_ns, self._given
             lines_failure = outcome.write(self._folder, self._job, run, *facts)
             if (line := self._ambiguous_line()) is not None:

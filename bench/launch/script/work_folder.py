@@ -102,6 +102,26 @@ def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path],
             (work / name).symlink_to(Path(entry.path).absolute())
 
 
+def linked_states(work: Path) -> dict[str, tuple[Path, tuple[int, int] | None]]:
+    """Returns {name: (true path, state())} of files that the links in work/ lead to, at most MAX_LISTED."""
+    start, states = len(os.path.join(work, "")), dict[str, tuple[Path, tuple[int, int] | None]]()
+    for link in filter(os.DirEntry.is_symlink, plain_file.entries_below(work)):
+        inner = (entry.path for entry in plain_file.entries_below(os.path.realpath(link.path)) if entry.is_file())
+        for path in inner if link.is_dir() else [os.path.realpath(link.path)]:
+            if len(states) >= MAX_LISTED:
+                return states
+            name = link.path[start:] + path.removeprefix(os.path.realpath(link.path))
+            states[name] = Path(path), state(Path(path))
+    return states
+
+
+def state(path: Path) -> tuple[int, int] | None:
+    """Returns (size in bytes, ns of the last change) of a file; None if it is gone."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size, path.stat().st_mtime_ns
+    return None
+
+
 def without_held_out(shards: Sequence[ShardFile], num_kept: int, is_padded: bool = True) -> list[Path]:
     """Returns shards of the same sizes in which only the first num_kept tokens are real; what follows repeats these.
 
