@@ -1,6 +1,7 @@
 """./run.sh audit: scripts and models made again on random and held-out tokens; cheats are found, honest ones not."""
 
 import base64
+import dataclasses
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from cases import slow
 
 from bench.base import atomic, stats
 from bench.claims.rules import records
+from bench.config import compose
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
 from bench.plans.audit import auditing, counterfactual
@@ -270,6 +272,17 @@ def test_a_contestant_has_passed_by_audit_runs_of_this_machine_and_by_no_file_be
         shutil.rmtree(add("random_training", 5.6, "aborted"))
     assert auditing.passed_here(tmp_path, run) is is_passed
     assert auditing.passed_here(tmp_path, run, ["held_out"]) is (is_passed or what in ("one kind alone", "all but one"))
+
+
+def test_an_audit_runs_with_the_seed_of_any_run_of_the_contestant(tmp_path):
+    """A script that is honest with the seed of the audited run alone would pass otherwise."""
+    results = claimed.Results(tmp_path)
+    folder, *_ = [results.add(seed, train_s=10.0) for seed in range(4)]
+    results.add(9, train_s=10.0, source="42")
+    run, config = run_folder.read(folder), compose.compose(["seed=0"])
+    Job = dataclasses.make_dataclass("Job", ["config", "config_id", "source_sha256"])
+    job = Job(config, run["config_id"], run["code"]["source_sha256"])
+    assert {auditing._with_a_seed(job, folder).config.seed for _ in range(99)} == {0, 1, 2, 3}
 
 
 def test_an_audit_of_one_kind_keeps_what_the_others_showed(tmp_path, monkeypatch):

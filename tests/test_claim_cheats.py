@@ -14,6 +14,7 @@ from bench.base import utc
 from bench.claims import claim
 from bench.claims.rules import records
 from bench.cli import judge
+from bench.cli import main as program
 from bench.config import identity, schema
 from bench.plans.race import planning
 from bench.record import ledger, line_count, race_folder
@@ -58,6 +59,20 @@ def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results
     rules = claimed.config().track.rules
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: type(rules)(judged="steps"))
     assert failed(results.race(monkeypatch))[PLAN].endswith("it asks for steps_to_target, the track judges time")
+
+
+def test_an_edited_verdict_is_shown_nowhere(results, monkeypatch, capsys):
+    """Compare and the pages keep the race's own floor, alpha and Holm's p from race.json."""
+    folder = results.race(monkeypatch, "n=3")
+    original = (folder / "race.json").read_text()
+    race = json.loads(original)
+    race["result"]["against"]["B"]["earlier_weight"] = 10
+    (folder / "race.json").write_text(json.dumps(race))
+    for verb, *arguments in (("compare", str(folder)), ("report", str(folder)), ("publish", str(folder))):
+        assert program.main([verb, *arguments]) == 2
+        assert "is not the one that the ledger has from the end of the race: restore it" in capsys.readouterr().err
+    (folder / "race.json").write_text(original)
+    assert program.main(["compare", str(folder)]) == 0
 
 
 def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkeypatch):

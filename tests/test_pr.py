@@ -2,12 +2,13 @@
 
 import functools
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 import real_runs
 
-from bench.claims.rules import pull_requests
+from bench.claims.rules import pull_requests, source_flags
 from bench.cli import pr
 from bench.record import clock_lines
 from bench.record.importers import modded_nanogpt
@@ -64,7 +65,7 @@ def log(source, time_s, loss, minute, num_gpus=8):
 
 @pytest.fixture
 def planted(tmp_path):
-    def plant(candidate=SCRIPT, baseline=SCRIPT, times=FASTER, losses=LOSSES, folders=("baseline", "this_pr"), gpus=8):
+    def plant(candidate=CHANGED, baseline=SCRIPT, times=FASTER, losses=LOSSES, folders=("baseline", "this_pr"), gpus=8):
         sides = [(folders[0], baseline, SLOWER, LOSSES)] * bool(baseline) + [(folders[1], candidate, times, losses)]
         for number, (name, source, times_s, side_losses) in enumerate(sides):
             for run, (time_s, loss) in enumerate(zip(times_s, side_losses, strict=False)):
@@ -98,6 +99,69 @@ def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
     assert report["compared"]["time"]["change_pct"] == pytest.approx(100 * (70.1 / 71.1 - 1), abs=0.001)
     failed = [rule["rule"] for rule in report["judge"] if rule["passed"] is False]
     assert failed == ["there are enough runs"]
+
+
+def test_bad_runs_of_its_own_code_are_its_own_wherever_they_lie(planted, capsys):
+    bad = [3.2770, 3.2781, 3.2775, 3.295, 3.296]
+    folder = planted(CHANGED, losses=bad)
+    together = answers(folder, capsys)
+    (folder / "old").mkdir()
+    for number in (3, 4):
+        (folder / f"this_pr/{number}.txt").rename(folder / f"old/{number}.txt")
+    apart = answers(folder, capsys)
+    assert apart[1]["mean_loss"] == together[1]["mean_loss"] != "pass" and apart[2]["baseline"] == "baseline"
+    assert "old has the candidate's code: its runs are counted as such" in apart[2]["choice"]
+
+
+@pytest.mark.parametrize("planted_end", ["nan", "cut", "another total"])
+def test_a_run_of_its_code_that_did_not_end_is_left_to_a_reader(planted, capsys, planted_end):
+    folder = planted(CHANGED)
+    path = folder / "this_pr/3.txt"
+    text = path.read_text()
+    ends = {"nan": re.sub(r"(step:10/10 val_loss:)[\d.]+", r"\1nan", text)}
+    ends["another total"] = text.replace("/10 ", "/11 ")
+    path.write_text(ends.get(planted_end, text.partition("step:10/10")[0]))
+    code, grades, report = answers(folder, capsys)
+    assert code == 0 and grades["mean_loss"] == "reader"
+    assert "1 run of its code did not end, or not with a number: why?" in report["answers"]["mean_loss"][1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "c = torch._inductor.config; c.x = True",
+        "import torch._inductor as ti; ti.config.x = True",
+        "from torch import _inductor\n_inductor.config.x |= True",
+        "torch._inductor.config.x, y = True, 1",
+        "torch._inductor.config.x: bool = True",
+        "torch._inductor.config.patch(x=True)",
+        "torch._inductor.config.patch({'x': True})",
+        "setattr(torch._inductor.config, 'x', True)",
+        "a = '#'; torch._inductor.config.x = True",
+        "with (inner := torch._inductor.config).patch(**{'x': 1}):\n    pass",
+    ],
+)
+def test_a_flag_is_found_however_its_source_names_it(source):
+    assert list(source_flags.flags_of({"a.py": f"import torch\n{source}"})) == ["inductor.x"]
+    assert source_flags.flags_of({"a.py": "x = inductor.config.x == 1\nprint(torch._inductor.config.x)"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "flag"),
+    [
+        ("os.environ |= {'TORCHINDUCTOR_A': '1'}", "env.TORCHINDUCTOR_A"),
+        ("os.putenv('TORCHINDUCTOR_A', '1')", "env.TORCHINDUCTOR_A"),
+        ("os.environ.update({'B': '1', 'TORCHINDUCTOR_A': '1'})", "env.TORCHINDUCTOR_A"),
+        ("os.environ.update(TORCHINDUCTOR_A='1')", "env.TORCHINDUCTOR_A"),
+        ("os.environ.setdefault('TORCHINDUCTOR_A', '1')", "env.TORCHINDUCTOR_A"),
+        ("from os import environ as e\ne['TORCHINDUCTOR_A'] = '1'", "env.TORCHINDUCTOR_A"),
+        ("from torch import compile as tc; tc(f, mode='max')", "compile.mode"),
+        ("torch.compile(f, **{'mode': 'max'})", "compile.mode"),
+        ("import functools; functools.partial(torch.compile, mode='max')", "compile.mode"),
+    ],
+)
+def test_a_variable_and_an_option_are_found_too(source, flag):
+    assert list(source_flags.flags_of({"a.py": f"import os, torch\n{source}"})) == [flag]
 
 
 def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a_command(planted, printed, monkeypatch):
@@ -136,8 +200,8 @@ def test_a_log_that_validates_its_last_step_again_is_one_run(planted, printed):
         ("a flag", {"candidate": SCRIPT + "torch._inductor.config.x = 1"}, "flags", "FAIL", "inductor.x"),
         ("trained before", {"candidate": f"{SCRIPT}# trained"}, "mean_loss", "FAIL", "loss at step 0 is already 3.900"),
         ("a baseline of wider weights", {"baseline": f"{SCRIPT}# wide"}, "mean_loss", "pass", "below the target"),
-        ("one log begins later", {"candidate": f"{SCRIPT}# late"}, "mean_loss", "reader", "a log has no val_loss of"),
-        ("no waiver covers that", {"candidate": f"{SCRIPT}# late"}, "systems_waiver", "pass", "not needed"),
+        ("one log begins later", {"candidate": f"{CHANGED}# late"}, "mean_loss", "reader", "a log has no val_loss of"),
+        ("no waiver covers that", {"candidate": f"{CHANGED}# late"}, "systems_waiver", "pass", "not needed"),
         ("alias", {"candidate": f"{SCRIPT}from torch._inductor import config as c\nc.x = 1"}, "flags", "FAIL", "x"),
         ("a mode", {"candidate": SCRIPT + "torch.compile(table, mode='max')"}, "flags", "FAIL", "compile.mode"),
     ],

@@ -768,6 +768,20 @@ def test_code_that_git_does_not_know_is_replayed_too(tmp_path):
     assert cert["outcome"] == "identical", cert["why"]
 
 
+def test_replays_of_fresh_seeds_do_not_replace_one_of_the_records_own_seed(monkeypatch):
+    """Two losses are within almost any interval of two others."""
+    record = min((real_runs.REPO / "results/published/cpu_nano-gpt2-adamw/cpu_nano").iterdir())  # of seed 0
+    own, fresh = "cpu_nano/A-s0", ["cpu_nano/A-s1000", "cpu_nano/A-s1001"]
+    asked = mock.Mock(side_effect=ValueError("asked"))
+    monkeypatch.setattr(replaying, "_read_replay", asked)
+    for made, expected in (([[own], fresh], own), ([fresh], fresh[0]), ([fresh, [own], fresh], own)):
+        entries = [{"replays": names} for names in made]
+        monkeypatch.setattr(certificates, "entries", lambda *facts, entries=entries: entries)
+        with pytest.raises(ValueError, match="asked"):
+            replaying.recomputed(record)
+        assert asked.call_args[0][1] == expected
+
+
 def test_a_judge_may_demand_that_each_run_was_run_again(results, tmp_path, capsys):
     published = real_runs.REPO / "results" / "published" / "cpu_nano-gpt2-adamw"
     for demand, accepted in (([], True), (["--replayed"], False)):

@@ -159,6 +159,8 @@ def _refuse_unfinished(content: Content) -> None:
         folder = race_folder.of(content.results, race_id)
         if folder.is_dir() and not (folder / "race.json").is_file():
             raise ValueError(f"{race_id}: has not ended, its numbers are hidden: race --resume or --abandon it")
+        if folder.is_dir():
+            race_folder.vouched(folder)
 
 
 def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]], gated: Gated) -> None:

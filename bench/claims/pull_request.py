@@ -93,11 +93,23 @@ def sides_of(
         choice = f"{len(own)} groups of logs could be the candidate: {sides[chosen].name} was chosen by {why}, and "
         choice += f"{some(rivals, 6, ' or ')} judges another."
     device = sides[chosen].rows[0]["device"]
+    same = [kind for kind in bases if not base and kind != chosen and _is_same(sides[kind], sides[chosen])]
+    if same:  # bad runs, perhaps, that are named like a baseline's
+        moved = [sides.pop(kind) for kind in same]
+        sides[chosen].logs.extend(log for side in moved for log in side.logs)
+        bases = [kind for kind in bases if kind not in same]
+        choice += f" {some([side.name for side in moved])} has the candidate's code: its runs are counted as such."
     bases = [_Kind(base)] if base else [kind for kind in bases if kind.device == device]
     named = {kind: "baseline" in sides[kind].name.lower() for kind in bases}
     bases.sort(key=lambda kind: (not sides[kind].known_as, -kind.steps, not named[kind], -len(sides[kind].logs)))
     others = [side for kind, side in sides.items() if kind != chosen and kind not in bases]
     return sides[chosen], [sides[kind] for kind in bases], others, choice
+
+
+def _is_same(side: Side, other: Side) -> bool:
+    """Whether two sides have one code, on such GPUs and with that torch."""
+    about = [(each.logs[0].code_key, each.rows[0]["device"], each.rows[0]["torch"]) for each in (side, other)]
+    return about[0] == about[1] and bool(side.logs[0].code_key)
 
 
 class _Kind(NamedTuple):

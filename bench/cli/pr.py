@@ -83,7 +83,7 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     if not standard.track.rules.pull_request:
         why = f"{track}: this track has no rules for pull requests"
         raise ValueError(f"{why}: ./run.sh judge --track {track} judges its logs")
-    logs, num_incomplete = _logs(folder, track, standard.goal.target_val_loss)
+    logs, incomplete = _logs(folder, track, standard.goal.target_val_loss)
     if not logs:
         raise ValueError(f"{shown(folder)}: it holds no log of a complete run: a pull request brings logs ({SUFFIX})")
     own, is_own = _own_sources(folder, scratch)
@@ -100,8 +100,9 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
         logs, known_names, own_keys, wants, args.candidate or "", args.baseline or ""
     )
     pull = PullRequest(
-        name, standard.track, candidate, bases[0] if bases else None, bool(bases), others, num_incomplete, len(earlier)
+        name, standard.track, candidate, bases[0] if bases else None, bool(bases), others, len(incomplete)
     )
+    pull.num_own_incomplete, pull.num_earlier = incomplete.count(candidate.logs[0].code_key or None), len(earlier)
     if pull.baseline is None and earlier:
         before, files = earlier[0]
         base_logs, _ = _logs(before, track, standard.goal.target_val_loss)
@@ -126,20 +127,21 @@ def _compared(base: Side, candidate: Side) -> Any:
     return {**compared, "arms": [base.name, candidate.name]}
 
 
-def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list[Log], int]:
-    """Returns (the complete runs of the logs in a folder, how many logs have none).
+def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list[Log], list[str | None]]:
+    """Returns (the complete runs of the logs in a folder, the code key of each log without one, None without source).
 
     Raises ValueError for a link out of the folder: it may lead to a private file, which the answer would quote.
     """
-    logs, incomplete, keys = [], 0, dict[str | None, str]()
+    logs, incomplete, keys = list[Log](), list[str | None](), dict[str | None, str]()
     for entry in plain_file.entries_below(folder):
         if entry.is_symlink() and not _within(folder, [Path(entry.path)]):
             raise ValueError(f"{shown(Path(entry.path))}: is a link, but not to a file of its folder: remove it")
     for path, _ in dialects.files_of([folder]):
         runs, _ = dialects.read_file(path, part_of=folder.resolve())
         complete = [(run, steps) for run, steps in runs if run["status"] == "complete"]
-        incomplete += bool(runs) - bool(complete)
-        sources = modded_nanogpt.sources(path.read_bytes()) if complete else {}
+        sources = modded_nanogpt.sources(path.read_bytes()) if runs else {}
+        if runs and not complete:
+            incomplete.append(modded_nanogpt.code_key(sources) if sources else None)
         for run, steps in complete:
             run["track"], run["goal"] = track, (run["goal"] or {}) | {"target_val_loss": target_val_loss}
             digest = run["code"]["source_sha256"]

@@ -222,20 +222,21 @@ def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]
 
 
 def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> bool | None:
-    """Returns whether both arms have the same seeds, and runs of one seed have bit-identical losses.
+    """Returns whether both arms have the same seeds, and runs of one seed bit-identical losses and values of the goal's
+    metric, which may be another one.
 
     Returns None if the seeds differ, a seed or the steps are missing, or there are too many runs to read.
     """
-    by_seed: list[dict[int | None, Losses]] = []  # {seed: losses of its runs} of each arm
+    by_seed: list[dict[int | None, list[Any]]] = []  # {seed: (losses, metric) of its runs} of each arm
     for arm, arm_losses in zip(arms, losses, strict=True):
         by_seed.append({})
         for row, columns in zip(arm.rows, arm_losses, strict=True):
             if eligibility.is_timed(row):
-                by_seed[-1].setdefault(row["seed"], []).append(columns)
+                by_seed[-1].setdefault(row["seed"], []).append((columns, row["score"]))
     a, b = by_seed
-    runs = [columns for seeds in by_seed for seed_runs in seeds.values() for columns in seed_runs]
+    runs = [columns for seeds in by_seed for seed_runs in seeds.values() for columns, _ in seed_runs]
     is_known = a and a.keys() == b.keys() and None not in a and all(columns and columns["step"] for columns in runs)
-    return all(columns == a[seed][0] for seed in a for columns in a[seed] + b[seed]) if is_known else None
+    return all(run == a[seed][0] for seed in a for run in a[seed] + b[seed]) if is_known else None
 
 
 def losses_of(arm: Arm) -> Losses:

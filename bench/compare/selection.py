@@ -211,7 +211,7 @@ def _arm_from_logs(name: str, paths: Iterable[Path]) -> Arm:
 
 def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
     """Returns {name: Arm} of a race, whose rows leave out the discarded warm-up runs."""
-    race = race_folder.read(folder)
+    race = race_folder.vouched(folder)
     arms: dict[str, Arm] = {}
     against = race_folder.verdicts_of(race)
     with reading_record(Path(folder) / "race.json"):

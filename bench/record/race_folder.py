@@ -1,5 +1,6 @@
 """Reads a race's folder, results/races/<race_id>/: plan.json is written before its first run, race.json at its end."""
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any, Required, TypedDict, cast
 
 from bench.base.paths import REPO, results_root
 from bench.base.reading import json_file
-from bench.base.reading.damage import reading_record
+from bench.base.reading.damage import Damaged, reading_record
+from bench.record import ledger
 
 FOLDER = "races"
 CACHES = ".caches.tmp"  # compilers' caches, in the folder of a race until it ends
@@ -112,6 +114,25 @@ def read(folder: Path | str) -> Race:
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     with reading_record(path):
         return cast(Race, json_file.read(path, Race))
+
+
+def vouched(folder: Path | str) -> Race:
+    """Returns the race.json of a folder, as read().  Raises Damaged if the ledger beside it names another one."""
+    path = Path(folder).absolute() / "race.json"
+    race, book = read(folder), path.parents[2] / ledger.NAME
+    if book.is_file():
+        state = book.stat()
+        sha256 = _ends(book.parent, state.st_size, state.st_mtime_ns).get(path.parent.name)
+        if sha256 and sha256 != ledger.sha256_of(path):
+            raise Damaged(f"{path}: is not the one that the ledger has from the end of the race: restore it")
+    return race
+
+
+@functools.lru_cache(maxsize=4)
+def _ends(results: Path, size: int, mtime_ns: int) -> dict[str, str | None]:
+    """Returns {race_id: sha256 of the race.json that was written last} of a ledger in this state."""
+    lines = ledger.lines_with(results, re.compile(rb'"race_end"'))
+    return {line["race_id"]: line.get("race_json_sha256") for line in lines if "race_id" in line}
 
 
 def verdicts_of(race: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

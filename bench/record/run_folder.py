@@ -58,6 +58,7 @@ WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # the launcher 
 OF_NODE = re.compile(r"\.node\d+(?=\.)")  # part of the name of a file that each node writes: telemetry.node1.csv
 CHECKPOINT_STATE, WARNED = "state.json", ".warned.tmp"  # in a checkpoint; in a run folder whose launcher was warned
 WARNING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # after which ranks write a checkpoint and end
+SEED_OF_NAME = re.compile(r"-s(\d+)(?:-m[0-9a-f]{6})?(?:-\d+)?$")
 CHECKPOINT_NAME = re.compile(r"step(\d{1,12})")
 
 
@@ -84,6 +85,12 @@ def new_folder(
             return folder
         except FileExistsError:
             number += 1
+
+
+def seed_of(name: str) -> int | None:
+    """Returns the seed in the name of a run's folder, as new_folder() makes it; None if it has none."""
+    found = SEED_OF_NAME.search(name)
+    return int(found[1]) if found else None
 
 
 def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:

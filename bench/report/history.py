@@ -222,7 +222,7 @@ def _raced(newest_first: Sequence[ListedRow], commits: Sequence[Commit], measure
     )
     for results, race_id in ids:
         try:
-            race = race_folder.read(race_folder.of(results, race_id))
+            race = race_folder.vouched(race_folder.of(results, race_id))
         except (Damaged, ValueError):
             continue
         baseline = race.get("baseline") or next(iter(race["arms"]), "")

@@ -46,7 +46,7 @@ NAME, TEXT = "race.html", "race.md"
 
 def write(folder: Path | str) -> None:
     """Writes race.md and race.html beside race.json, and report.html of each run."""
-    folder, race = Path(folder), race_folder.read(folder)
+    folder, race = Path(folder), race_folder.vouched(folder)
     atomic.write_text(folder / TEXT, document_of(race, options=Options(why=True)).markdown() + "\n")
     write_run_pages(folder)
     atomic.write_text(folder / NAME, document(folder).html())
@@ -54,7 +54,7 @@ def write(folder: Path | str) -> None:
 
 def write_run_pages(folder: Path | str) -> None:
     """Writes report.html in each run's folder, for the race's page to link; damaged records get none."""
-    race = race_folder.read(folder)
+    race = race_folder.vouched(folder)
     for run in _in_order(race, folder):
         if run["folder"].is_symlink() or run["folder"].parent.is_symlink():
             continue  # in a race sent by others, a link may lead to the reader's own files
@@ -73,7 +73,7 @@ def block(folder: Path | str) -> str:
 def document(folder: Path | str, at: Path | str | None = None) -> Document:
     """Returns the document of a race with everything that a page shows.  at: folder of the page, None: the race's."""
     with reading_record(folder):
-        return document_of(race_folder.read(folder), folder, at or folder, Options(patch=True, why=True))
+        return document_of(race_folder.vouched(folder), folder, at or folder, Options(patch=True, why=True))
 
 
 def document_of(

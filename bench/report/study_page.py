@@ -95,7 +95,7 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     if study["race_id"] is None:
         raise ValueError(f"{folder.name}: the race of this study has not begun: repeat the command that began it")
     race_path = race_folder.of(folder.parent.parent, study["race_id"])
-    race, trials = race_folder.read(race_path), sweep.trials(folder, study)
+    race, trials = race_folder.vouched(race_path), sweep.trials(folder, study)
     against = race_folder.verdicts_of(race)
     arms: Runs = {name: _runs(race_path, facts["runs"] or ()) for name, facts in race["arms"].items()}
     same = _same_loss(arms, race, against, study)

@@ -4,7 +4,6 @@ The checks use what judge and compare found, and the statements of the embedded 
 What no log can answer is left to a reader.
 """
 
-import ast
 import difflib
 import functools
 import math
@@ -16,7 +15,7 @@ from typing import Any, cast
 
 from bench.base import stats
 from bench.base.text_table import counted, some
-from bench.claims.rules import rulebook
+from bench.claims.rules import rulebook, source_flags
 from bench.compare import eligibility, target, wording
 from bench.compare.selection import Arm
 from bench.config import schema
@@ -27,8 +26,6 @@ from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
 PASS, FAIL, NOT_SHOWN, READER = "pass", "FAIL", "not shown", "reader"  # READER: a person must answer
-CONFIG = re.compile(r"\b(?:torch\._)?(inductor|dynamo)\.config\.([\w.]+)\s*=(?!=)")
-VARIABLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()\W*(TORCH(?:INDUCTOR|DYNAMO|_COMPILE)_\w+)")
 VOCAB_SIZE = 50257  # of GPT-2's tokens, the data of every track that has such rules
 MAX_CHARS = 100  # longest statement that is shown in full
 Answer = tuple[str, str]  # (PASS, FAIL, NOT_SHOWN or READER, evidence)
@@ -84,6 +81,7 @@ class PullRequest:
     is_same_pr: bool  # whether the pull request contains the baseline's logs
     others: list[Side] = field(default_factory=list)
     num_incomplete: int = 0  # logs without a complete run
+    num_own_incomplete: int = 0  # those of them that embed the candidate's code
     num_earlier: int = 0  # earlier records whose code was read
     script_differs: int = 0  # lines in which the pull request's script differs from the one that its logs embed
     judged: list[rulebook.Result] = field(default_factory=list)
@@ -132,6 +130,8 @@ def mean_loss(pull: PullRequest) -> Answer:
         return FAIL, validity.start_doubt(min(trained), VOCAB_SIZE)
     is_unseen = None in starts_nats and pull.baseline is not None and None not in _starts_nats(pull.baseline)
     unseen = "; a log has no val_loss of step 0, which the baseline's have: was it trained before?" * is_unseen
+    if pull.num_own_incomplete:
+        unseen += f"; {counted(pull.num_own_incomplete, 'run')} of its code did not end, or not with a number: why?"
     shares_code = results["the runs share config and code"]
     if target_rule["passed"] and shares_code["passed"] is False:
         return NOT_SHOWN, f"{target_rule['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
@@ -165,8 +165,10 @@ def flags(pull: PullRequest) -> Answer:
     """Checks that no flag of inductor or torch.compile is set that neither the track allows nor the baseline sets."""
     if not pull.candidate.sources:
         return READER, "its logs embed no source"
-    base = flags_of(pull.baseline.sources) if pull.baseline else {}
-    own, allowed = flags_of(pull.candidate.sources), pull.track.rules.compile_flags or ["*"]
+    base = (source_flags.flags_of(pull.baseline.sources) if pull.baseline else None) or {}
+    own, allowed = source_flags.flags_of(pull.candidate.sources), pull.track.rules.compile_flags or ["*"]
+    if own is None:
+        return READER, "its source is not Python that this program can parse"
     not_allowed = {name: line for name, line in own.items() if not any(fnmatchcase(name, a) for a in allowed)}
     unexpected = [f"{name} (line {line})" for name, line in not_allowed.items() if name not in base]
     if unexpected:
@@ -261,32 +263,6 @@ CHECKS: dict[str, Callable[[PullRequest], Answer]] = {
     check.__name__: check
     for check in (streams, mean_loss, systems_waiver, flags, same_hardware, diff_size, loss_buffer)
 }
-
-
-def flags_of(sources: Mapping[str, str]) -> dict[str, int]:
-    """Returns {flag: line} of what these sources set, with the names of bench/training/compile_flags.py."""
-    line_of: dict[str, int] = {}
-    for text in sources.values():
-        for alias, module in re.findall(r"^\s*import torch\._(\w+)\.config as (\w+)", text, re.M):
-            text = re.sub(rf"\b{module}\.(?=\w+\s*=)", f"{alias}.config.", text)
-        for module, alias in re.findall(r"^\s*from torch\._(\w+) import config(?: as (\w+))?", text, re.M):
-            text = re.sub(rf"(?<![.\w]){alias or 'config'}\.(?=\w+\s*=)", f"{module}.config.", text)
-        for number, line in enumerate(text.splitlines(), 1):
-            line = line.partition("#")[0]
-            line_of |= {f"{module}.{name}": number for module, name in CONFIG.findall(line)}
-            line_of |= {f"env.{name}": number for name in VARIABLE.findall(line)}
-        line_of |= {f"compile.{name}": line for name, line in _compile_options(text)}
-    return line_of
-
-
-def _compile_options(text: str) -> list[tuple[str, int]]:
-    try:
-        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    calls = [call for call in calls if ast.unparse(call.func) == "torch.compile"]
-    named = [(f"{keyword.arg}", call.lineno) for call in calls for keyword in call.keywords]
-    return [(name, line) for name, line in named if name in ("mode", "options", "backend")]
 
 
 def changes_of(pull: PullRequest) -> dict[str, tuple[int, int]]:

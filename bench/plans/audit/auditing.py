@@ -173,6 +173,17 @@ def job_of(record: Recorded, say: Say) -> Job:
     return job
 
 
+def _with_a_seed(job: Job, folder: Path) -> Job:
+    """Returns the job with the seed of any run of this contestant, which therefore cannot be honest with one alone."""
+    seeds = {job.config.seed}
+    for name, entry in ledger.runs_of(ledger.read(folder.parents[1]).own_lines).items():
+        start, seed = entry["start"], run_folder.seed_of(name)
+        if seed is not None and (start["config_id"], start["source_sha256"]) == (job.config_id, job.source_sha256):
+            seeds.add(seed)
+    chosen = random.SystemRandom().choice(sorted(seeds))
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, seed=chosen))
+
+
 def _audit_of(kind: str, folder: Path, job: Job, run: Run, say: Say) -> dict[str, Any]:
     """Returns {"outcome", "why", "run", ...} of one audit; that of the final weights has no run."""
     if kind == final_weights.KIND:
@@ -180,7 +191,7 @@ def _audit_of(kind: str, folder: Path, job: Job, run: Run, say: Say) -> dict[str
         return final_weights.verdict(folder, run, job)
     say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
     audited_name, root = f"{run['track']}/{run['run_id']}", results_root() / AUDITS_FOLDER
-    facts, audited = run_on_other_data(kind, job, audited_name, root)
+    facts, audited = run_on_other_data(kind, _with_a_seed(job, folder), audited_name, root)
     if line := after_race.line(audited):
         say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}

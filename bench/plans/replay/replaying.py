@@ -217,7 +217,10 @@ def recomputed(folder: Path) -> Certificate:
     book = ledger.read(certificates.replays_root())
     if book.faults:
         raise ValueError(f"the ledger of this machine's replays is not intact: {book.faults[0]}")
-    replayed = [_read_replay(book, name) for name in made_here[-1].get("replays") or []]
+    # seeds that are fresh say less than the record's own, whose replay they must not replace
+    own = record.run["seed"]
+    own_seed = [line for line in made_here if {own} == {run_folder.seed_of(name) for name in line.get("replays") or ()}]
+    replayed = [_read_replay(book, name) for name in (own_seed or made_here)[-1].get("replays") or []]
     if not replayed:
         raise ValueError(f"its last replay here names no run: ./run.sh replay {folder.name}")
     for run in replayed:
@@ -226,7 +229,7 @@ def recomputed(folder: Path) -> Certificate:
         # two runs never take the same time at each step, to the last digit
         if any(value is not None for value in steps_ms) and steps_ms == ours_ms or record.name == run.name:
             raise ValueError(f"its replay {run.name} is a copy: every step time is the record's")
-    seeds, own = [run.run["seed"] for run in replayed], record.run["seed"]
+    seeds = [run.run["seed"] for run in replayed]
     if seeds not in ([own] * len(seeds), fresh_seeds(record, len(seeds))):
         raise ValueError(f"its replays have seeds {', '.join(map(str, seeds))}, which ./run.sh replay does not choose")
     return judged(record, replayed)

@@ -252,7 +252,7 @@ def races(results: Path | str, out: Path) -> Safe:
 def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
     """Returns (start, a line for each arm), or a line that says why the race cannot be read."""
     try:
-        race = race_folder.read(folder)
+        race = race_folder.vouched(folder)
         started = str(race["started_at"])
         href = _page_of(folder, race_page.NAME, out, "races", race_page.document)
         link = join([tag("a", race["race_id"], href=href)])
