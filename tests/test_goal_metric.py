@@ -386,13 +386,15 @@ def test_the_best_validation_within_the_budget_counts():
     run = {"measured": {"batch_tokens": 8}, "model": {"flops_per_token": 2.0}, "goal": NOTHING}
 
     def score(**budget):
-        return metrics._best_within(run | {"goal": NOTHING | {"budget": budget}}, rows, metric.VAL_LOSS)
+        scores = metrics._scores_within(run | {"goal": NOTHING | {"budget": budget}}, rows, metric.VAL_LOSS)
+        return metric.VAL_LOSS.best(scores)
 
     assert (score(time_s=30.0), score(time_s=29.98), score(time_s=29.9)) == (2.9, 2.9, 3.0)  # 0.1 % late counts
     assert (score(tokens=8 * 30), score(tokens=8 * 30 - 1), score(flops=16.0)) == (2.9, 3.0, 5.0)
     assert score(time_s=0.5) is None
     printed = [row | {"train_time_ms": row["step"] * 500.0} for row in rows]
-    assert metrics._best_within(run | {"goal": NOTHING | {"budget": {"time_s": 15.0}}}, printed, metric.VAL_LOSS) == 2.9
+    goal = NOTHING | {"budget": {"time_s": 15.0}}
+    assert metrics._scores_within(run | {"goal": goal}, printed, metric.VAL_LOSS) == list(losses.values())
 
 
 def test_what_a_run_used_must_be_known_to_count_and_the_first_step_past_the_budget_is_named():
@@ -400,7 +402,8 @@ def test_what_a_run_used_must_be_known_to_count_and_the_first_step_past_the_budg
     run = {"measured": {}, "model": {}, "goal": NOTHING | {"budget": {"time_s": 2.0}}}
     assert (metrics.step_past_budget(run, rows), metrics.step_past_budget(run, rows[:2])) == (3, None)
     by_tokens = run | {"goal": NOTHING | {"budget": {"tokens": 1000}}}
-    assert metrics._best_within(by_tokens, rows, metric.VAL_LOSS) is metrics.step_past_budget(by_tokens, rows) is None
+    assert metrics._scores_within(by_tokens, rows, metric.VAL_LOSS) == []
+    assert metrics.step_past_budget(by_tokens, rows) is None
     assert metrics.step_past_budget(by_tokens | {"measured": {"batch_tokens": 400}}, rows) == 3
 
 
@@ -461,6 +464,13 @@ def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
     assert judged["verdict"] == "better" and judged["words"].startswith("B is better than A: -0.10000 nats of val_loss")
     reason = 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
     assert judged["reasons"][0] == reason
+    for runs, num_scores in ((a, 2), (b, 4)):
+        for run in runs:
+            run["metrics"]["num_scores"] = num_scores
+    assert comparing.compare(a, b, on="loss")["verdict"] == "better"
+    b[2]["metrics"]["num_scores"] = 5  # of a loss that only fluctuates, the best of more is lower
+    why = "A validates 2 times within its budget and B 4, 5: the best counts, and of more it is better by luck"
+    assert comparing.compare(a, b, on="loss")["words"].startswith(why)
     b[0]["goal"] = timed_goal | {"budget": {"time_s": 600.0}}
     assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"
 

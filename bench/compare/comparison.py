@@ -178,7 +178,7 @@ def earlier_than(
         if names and arms.get(line.get("baseline")) == wanted[0]:
             ended, log_left = "none", effects.log_left({}, None)  # if the race is unfinished, abandoned or deleted
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                race = race_folder.read(race_folder.of(results, line["race_id"]))
+                race = race_folder.vouched(race_folder.of(results, line["race_id"]))
                 verdict_then = race_folder.verdicts_of(race)[names[0]]
                 ended = str(verdict_then["verdict"])
                 log_left = effects.log_left(verdict_then["time"], plan.get("on"))

@@ -271,6 +271,7 @@ def val_loss(
     if len(names_of_metrics := sorted({metric_of([row]).name for row in complete})) > 1:
         refused.append(f"the goals are of different metrics ({', '.join(names_of_metrics)})")
     refused += ["the budgets differ"] * (len({row.get("budget") for row in complete}) > 1)
+    refused += eligibility.unequal_luck(arms[0], arms[1], names)
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
     values = [[metric.sign * score for score in target.mean_losses(group)] for group in groups]  # lower is better

@@ -35,12 +35,14 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     timed_ms = clean_ms if train_s is not None else []
     goal_metric, goal = metric.from_goal(run.get("goal")), run.get("goal") or {}
     names_score = goal_metric != metric.VAL_LOSS or bool(goal.get("budget"))
-    score = _best_within(run, steps, goal_metric) if goal.get("budget") else _last(steps, goal_metric.name)
+    scores = _scores_within(run, steps, goal_metric) if goal.get("budget") else None
+    score = _last(steps, goal_metric.name) if scores is None else goal_metric.best(scores)
     reached = target_reached(goal, score, gap_nats) if train_s is not None else None
     return {
         "num_steps": num_steps,
         "val_loss": val_loss,
         **({"score": score} if names_score else {}),
+        **({} if scores is None else {"num_scores": len(scores)}),
         "train_s": train_s,
         "num_flagged_steps": num_flagged_steps,
         **speed(run, timed_s, num_timed_steps, [row["step"] for row in _flagged(steps, num_untimed_steps)]),
@@ -193,10 +195,10 @@ def score_text(run: Facts) -> str:
     return ", ".join(scores) or f"no {goal.name}"
 
 
-def _best_within(run: Facts, steps: Sequence[StepRow], goal_metric: metric.Metric) -> float | None:
-    """Returns the best value of the goal's metric among the validations within the budget; None without any."""
+def _scores_within(run: Facts, steps: Sequence[StepRow], goal_metric: metric.Metric) -> list[float]:
+    """Returns the values of the goal's metric in the validations within the budget, of which the best counts."""
     values = [row.get(goal_metric.name) if is_within else None for row, is_within in within_budget(run, steps)]
-    return goal_metric.best([value for value in values if value is not None and math.isfinite(value)])
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def step_past_budget(run: Facts, steps: Sequence[StepRow]) -> int | None:

@@ -94,6 +94,7 @@ class Counted(TypedDict):
     metric_direction: str
     target: float | None  # the value of the metric to be reached
     budget: str | None  # JSON, {"time_s": 300.0}: the best score within it counts; None: the last score counts
+    num_scores: int | None  # validations within the budget; None without a budget
     stop_at_target: bool | None
     val_tokens: int | None
     setting: str  # JSON of setting()
@@ -233,6 +234,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "metric_direction": goal_metric.direction,
         "target": target,
         "budget": encoded(goal["budget"]) if goal.get("budget") else None,
+        "num_scores": run["metrics"].get("num_scores") if complete else None,
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
         "setting": encoded(setting(run)),

@@ -23,7 +23,7 @@ from bench.record.shape import Record, Section
 Passed = TypeVar("Passed", bool, bool | None)  # None: the rule does not apply
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 # Metrics that the first records lack; checked in records that have them.
-LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
+LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w", "num_scores"}
 LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
 # Files that ./run.sh analyze, report, replay, audit, memory and dashboard write, and can write again.
 DERIVED = re.compile(
