@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_396,
+    "base": 2_404,
     "config": 3_268,
-    "machine": 4_503,
+    "machine": 4_517,
     "data": 1_680,
-    "record": 7_424,
+    "record": 7_457,
     "web": 1_149,
     "analysis": 8_297,
-    "training": 8_850,
-    "compare": 3_451,
-    "launch": 7_337,
-    "report": 4_691,
-    "plans": 9_448,
-    "claims": 3_242,
+    "training": 8_854,
+    "compare": 3_482,
+    "launch": 7_383,
+    "report": 4_692,
+    "plans": 9_502,
+    "claims": 3_361,
     "api": 1_349,
-    "cli": 4_586,
+    "cli": 4_589,
     "models": 3_448,
-    "tests": 56_696,
+    "tests": 57_010,
 }
 SLACK = 250
 
