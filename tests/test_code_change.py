@@ -156,6 +156,14 @@ def test_a_harness_within_a_project_of_others_is_checked_out_in_its_folder(two_c
     assert not (two_commits / ".git" / worktrees.FOLDER).exists()
 
 
+def test_those_of_an_abandoned_race_are_removed_and_no_others(two_commits, tmp_path):
+    for name in ("20261129T000000Z-race-1-A", "20261129T000000Z-race-1-B", "20261129T000000Z-race-2-A"):
+        kept = worktrees.add(two_commits, name, worktrees.commit_of(two_commits, "HEAD"))
+    worktrees.remove_all(two_commits, "20261129T000000Z-race-1-")
+    assert list(worktrees.path_of(two_commits, "").iterdir()) == [kept]
+    worktrees.remove_all(tmp_path / "no repository", "20261129T000000Z-race-1-")
+
+
 def test_the_users_own_worktrees_are_kept_also_while_their_folder_is_away(two_commits, tmp_path):
     """On a drive that is not mounted: git forgets them only when it is told to prune."""
     git(two_commits, "worktree", "add", "-q", "--detach", str(tmp_path / "idea"))

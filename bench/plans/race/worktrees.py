@@ -98,6 +98,13 @@ def remove(repo: Path | str, name: str) -> None:
         path.parent.rmdir()
 
 
+def remove_all(repo: Path | str, prefix: str) -> None:
+    """Deletes the worktrees whose names begin so; does nothing outside git."""
+    with contextlib.suppress(ValueError):
+        for path in path_of(repo, prefix).parent.glob(f"{prefix}*"):
+            remove(repo, path.name)
+
+
 @contextlib.contextmanager
 def checked_out(repo: Path | str, commits: Mapping[str, str], prefix: str = "") -> Iterator[dict[str, Path]]:
     """Yields {name: path of its worktree, prefix + name} of {name: commit} within the block. Raises ValueError."""
