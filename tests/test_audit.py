@@ -102,7 +102,7 @@ def test_a_claim_of_a_class_of_ones_own_needs_an_audit_too(tmp_path):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(f"model:\n  arch: {arch}\n")
         record = {"script": None, "track": "cpu_nano", "config_id": "a", "code": {"source_sha256": "a"}}
-        record |= {"referee": {"loss": 1}, "data": {"val": []}, "goal": {"val_tokens": 1}}
+        record |= {"referee": {"loss": 1}, "data": {"val": []}, "goal": {"val_tokens": 1}, "seed": 0}
         run = SimpleNamespace(name="cpu_nano/a", folder=folder, record=record)
         rules, book = SimpleNamespace(fixed=["data"]), ledger.read(tmp_path / "results")
         passed, why = records.the_contestant_was_audited(SimpleNamespace(runs=[run], track_rules=rules, ledger=book))
@@ -270,19 +270,23 @@ def test_a_contestant_has_passed_by_audit_runs_of_this_machine_and_by_no_file_be
         shutil.rmtree(add("random_training", 5.6))
     if what.endswith("interrupted"):
         shutil.rmtree(add("random_training", 5.6, "aborted"))
-    assert auditing.passed_here(tmp_path, run) is is_passed
+    assert auditing.passed_here(tmp_path, run) is auditing.passed_here(tmp_path, run, seeds={0}) is is_passed
+    assert not auditing.passed_here(tmp_path, run, seeds={1})  # that of no claimed run
     assert auditing.passed_here(tmp_path, run, ["held_out"]) is (is_passed or what in ("one kind alone", "all but one"))
 
 
 def test_an_audit_runs_with_the_seed_of_any_run_of_the_contestant(tmp_path):
     """A script that is honest with the seed of the audited run alone would pass otherwise."""
     results = claimed.Results(tmp_path)
-    folder, *_ = [results.add(seed, train_s=10.0) for seed in range(4)]
-    results.add(9, train_s=10.0, source="42")
+    race = {"race_id": "r", "arm": "B"}
+    for seed in range(1000, 1009):
+        results.add(seed, train_s=10.0)  # honest with these seeds, which no claim of the race has
+    folder, *_ = [results.add(seed, train_s=10.0, race=race) for seed in range(4)]
+    results.add(9, train_s=10.0, race=race, source="42")
     run, config = run_folder.read(folder), compose.compose(["seed=0"])
     Job = dataclasses.make_dataclass("Job", ["config", "config_id", "source_sha256"])
     job = Job(config, run["config_id"], run["code"]["source_sha256"])
-    assert {auditing._with_a_seed(job, folder).config.seed for _ in range(99)} == {0, 1, 2, 3}
+    assert {auditing._with_a_seed(job, folder, race).config.seed for _ in range(99)} == {0, 1, 2, 3}
 
 
 def test_an_audit_of_one_kind_keeps_what_the_others_showed(tmp_path, monkeypatch):

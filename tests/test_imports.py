@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_149,
     "analysis": 8_297,
     "training": 8_854,
-    "compare": 3_482,
+    "compare": 3_485,
     "launch": 7_383,
     "report": 4_692,
-    "plans": 9_502,
-    "claims": 3_361,
+    "plans": 9_522,
+    "claims": 3_435,
     "api": 1_349,
-    "cli": 4_589,
+    "cli": 4_590,
     "models": 3_448,
-    "tests": 57_010,
+    "tests": 57_069,
 }
 SLACK = 250
 

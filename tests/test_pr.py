@@ -101,16 +101,17 @@ def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
     assert failed == ["there are enough runs"]
 
 
-def test_bad_runs_of_its_own_code_are_its_own_wherever_they_lie(planted, capsys):
+@pytest.mark.parametrize("apart", ["old", "this_pr/failed", "drafts"])
+def test_bad_runs_of_its_own_code_are_its_own_wherever_they_lie(planted, capsys, apart):
     bad = [3.2770, 3.2781, 3.2775, 3.295, 3.296]
     folder = planted(CHANGED, losses=bad)
     together = answers(folder, capsys)
-    (folder / "old").mkdir()
+    (folder / apart).mkdir()
     for number in (3, 4):
-        (folder / f"this_pr/{number}.txt").rename(folder / f"old/{number}.txt")
-    apart = answers(folder, capsys)
-    assert apart[1]["mean_loss"] == together[1]["mean_loss"] != "pass" and apart[2]["baseline"] == "baseline"
-    assert "old has the candidate's code: its runs are counted as such" in apart[2]["choice"]
+        (folder / f"this_pr/{number}.txt").rename(folder / f"{apart}/{number}.txt")
+    _, grades, report = answers(folder, capsys)
+    assert grades["mean_loss"] == together[1]["mean_loss"] != "pass" and report["baseline"] == "baseline"
+    assert f"{apart} has the candidate's code: its runs are counted as such" in report["choice"]
 
 
 @pytest.mark.parametrize("planted_end", ["nan", "cut", "another total"])
@@ -142,8 +143,8 @@ def test_a_run_of_its_code_that_did_not_end_is_left_to_a_reader(planted, capsys,
     ],
 )
 def test_a_flag_is_found_however_its_source_names_it(source):
-    assert list(source_flags.flags_of({"a.py": f"import torch\n{source}"})) == ["inductor.x"]
-    assert source_flags.flags_of({"a.py": "x = inductor.config.x == 1\nprint(torch._inductor.config.x)"}) == {}
+    flags, unseen = source_flags.flags_of({"a.py": f"import torch\n{source}"})
+    assert (list(flags), unseen) == (["inductor.x"], {})
 
 
 @pytest.mark.parametrize(
@@ -157,11 +158,48 @@ def test_a_flag_is_found_however_its_source_names_it(source):
         ("from os import environ as e\ne['TORCHINDUCTOR_A'] = '1'", "env.TORCHINDUCTOR_A"),
         ("from torch import compile as tc; tc(f, mode='max')", "compile.mode"),
         ("torch.compile(f, **{'mode': 'max'})", "compile.mode"),
+        ("model.compile(mode='max')", "compile.mode"),
+        ("c: object = torch._inductor.config; c.x = True", "inductor.x"),
+        ("a, c = 1, torch._inductor.config\ndef f():\n    c.x = True", "inductor.x"),
+        ("torch._dynamo.optimize('inductor')", "dynamo.optimize"),
+        ("os.environb[b'TORCHINDUCTOR_A'] = b'1'", "env.TORCHINDUCTOR_A"),
         ("import functools; functools.partial(torch.compile, mode='max')", "compile.mode"),
     ],
 )
 def test_a_variable_and_an_option_are_found_too(source, flag):
-    assert list(source_flags.flags_of({"a.py": f"import os, torch\n{source}"})) == [flag]
+    assert list(source_flags.flags_of({"a.py": f"import os, torch\n{source}"}).flags) == [flag]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = inductor.config.x == 1\nprint(torch._inductor.config.x)",
+        "print(os.environ.get('TORCHINDUCTOR_A'), os.environ['TORCHINDUCTOR_A'])\nos.environ.pop('TORCHINDUCTOR_A')",
+        "from torch._inductor import config\ndef f(config):\n    config.lr = 3",
+        "from torch._inductor import config\ndef f():\n    config = Args()\n    config.lr = 3",
+        "import re\nre.compile('a')\nenv = os.environ | {'TORCHINDUCTOR_A': '1'}\nos.environ['HOME'] = 'x'",
+        "getattr(torch._inductor.config, 'x')",
+    ],
+)
+def test_what_reads_flags_or_only_looks_alike_sets_none(source):
+    assert source_flags.flags_of({"a.py": f"import os, torch\n{source}"}) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(c): c.x = True\nf(torch._inductor.config)",
+        "for c in (torch._inductor.config,):\n    c.x = True",
+        "class A: pass\nA.cfg = torch._inductor.config\nA.cfg.x = True",
+        "os.environ.update(d)",
+        "os.environ |= d",
+        "[torch._inductor.config][0].x = True",
+        "setattr(torch._inductor.config, name, 1)",
+    ],
+)
+def test_what_a_source_hands_on_is_left_to_a_reader(planted, capsys, source):
+    _, grades, report = answers(planted(f"{CHANGED}import os\n{source}"), capsys)
+    assert grades["flags"] == "reader" and "what is set by this is not seen: " in report["answers"]["flags"][1]
 
 
 def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a_command(planted, printed, monkeypatch):

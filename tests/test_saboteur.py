@@ -18,6 +18,7 @@ from bench.api import comparing
 from bench.cli import race
 from bench.cli.main import main as bench
 from bench.machine import environment, processes
+from bench.plans.race import arm_process
 from bench.record import validity
 
 STEPS = """
@@ -128,10 +129,15 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
     (tmp_path / "group").mkdir()
     (tmp_path / "group/cpu.shares").write_text("1024")
     monkeypatch.setattr(environment, "_cgroups", lambda controller: [tmp_path / "group"])
-    before = environment.surroundings([str(tmp_path / "bin/python")])
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program/.venv").symlink_to(tmp_path)  # the default interpreter of its scripts
+    for word in (f"script.root={tmp_path}/program", f"script.python={tmp_path}/bin/python"):
+        pythons = arm_process.pythons_of({"arms": {"A": {"overrides": ["track=free", word]}}})
+        assert [Path(python).resolve() for python in pythons] == [tmp_path / "bin/python"]
+    before = environment.surroundings(pythons)
 
     def changed():
-        after = environment.surroundings([str(tmp_path / "bin/python")])
+        after = environment.surroundings(pythons)
         return [name for name in after if after[name] != before[name]]
 
     (packages / "torch/__pycache__/a.pyc").write_text("compiled")

@@ -85,6 +85,11 @@ def sides_of(
         raise ValueError(f"{why}: --candidate GLOB names the pull request's own")
     own.sort(key=lambda kind: list(likeliness(kind).values()), reverse=True)
     chosen = _Kind(candidate) if candidate else own[0]
+    same = [kind for kind, side in sides.items() if kind != chosen and _is_same(side, sides[chosen])]
+    # bad runs, perhaps, of which only the folder says otherwise
+    moved = [sides.pop(kind) for kind in same if not (base or candidate)]
+    sides[chosen].logs.extend(log for side in moved for log in side.logs)
+    own, bases = ([kind for kind in kinds if kind in sides] for kinds in (own, bases))
     rivals = [shlex.join(["--candidate", sides[kind].name]) for kind in own[1:]]
     choice = f"{sides[chosen].name} has the code of record {sides[chosen].known_as}." if sides[chosen].known_as else ""
     if rivals and not candidate:
@@ -92,13 +97,9 @@ def sides_of(
         why = next((reason for (reason, value), other in pairs if value != other), "")
         choice = f"{len(own)} groups of logs could be the candidate: {sides[chosen].name} was chosen by {why}, and "
         choice += f"{some(rivals, 6, ' or ')} judges another."
-    device = sides[chosen].rows[0]["device"]
-    same = [kind for kind in bases if not base and kind != chosen and _is_same(sides[kind], sides[chosen])]
-    if same:  # bad runs, perhaps, that are named like a baseline's
-        moved = [sides.pop(kind) for kind in same]
-        sides[chosen].logs.extend(log for side in moved for log in side.logs)
-        bases = [kind for kind in bases if kind not in same]
+    if moved:
         choice += f" {some([side.name for side in moved])} has the candidate's code: its runs are counted as such."
+    device = sides[chosen].rows[0]["device"]
     bases = [_Kind(base)] if base else [kind for kind in bases if kind.device == device]
     named = {kind: "baseline" in sides[kind].name.lower() for kind in bases}
     bases.sort(key=lambda kind: (not sides[kind].known_as, -kind.steps, not named[kind], -len(sides[kind].logs)))

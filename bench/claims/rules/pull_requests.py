@@ -165,16 +165,19 @@ def flags(pull: PullRequest) -> Answer:
     """Checks that no flag of inductor or torch.compile is set that neither the track allows nor the baseline sets."""
     if not pull.candidate.sources:
         return READER, "its logs embed no source"
-    base = (source_flags.flags_of(pull.baseline.sources) if pull.baseline else None) or {}
+    base = (source_flags.flags_of(pull.baseline.sources) if pull.baseline else None) or source_flags.Found({}, {})
     own, allowed = source_flags.flags_of(pull.candidate.sources), pull.track.rules.compile_flags or ["*"]
     if own is None:
         return READER, "its source is not Python that this program can parse"
-    not_allowed = {name: line for name, line in own.items() if not any(fnmatchcase(name, a) for a in allowed)}
-    unexpected = [f"{name} (line {line})" for name, line in not_allowed.items() if name not in base]
+    not_allowed = {name: line for name, line in own.flags.items() if not any(fnmatchcase(name, a) for a in allowed)}
+    unexpected = [f"{name} (line {line})" for name, line in not_allowed.items() if name not in base.flags]
     if unexpected:
         return FAIL, f"its source sets {some(unexpected, 4)}"
+    if unseen := [f"{text[:MAX_CHARS]} (line {line})" for text, line in own.unseen.items() if text not in base.unseen]:
+        return READER, f"what is set by this is not seen: {some(unseen, 2, '; ')}"
     kept = f"; {some(sorted(not_allowed), 3)} as in the baseline" if not_allowed else ""
-    return PASS, f"its source sets {'no other' if own else 'none'}{kept}; a rerun shows those that it does not name"
+    num = "no other" if own.flags else "none"
+    return PASS, f"its source sets {num}{kept}; a rerun shows those that it does not name"
 
 
 def same_hardware(pull: PullRequest) -> Answer:

@@ -12,7 +12,7 @@ import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -173,12 +173,16 @@ def job_of(record: Recorded, say: Say) -> Job:
     return job
 
 
-def _with_a_seed(job: Job, folder: Path) -> Job:
-    """Returns the job with the seed of any run of this contestant, which therefore cannot be honest with one alone."""
-    seeds = {job.config.seed}
+def _with_a_seed(job: Job, folder: Path, race: object) -> Job:
+    """Returns the job with the seed of any run of this contestant, which therefore cannot be honest with one alone.
+
+    race: the audited run's, or None: the run is of the same one, or of none, as a claim of it has these.
+    """
+    seeds, race_id = {job.config.seed}, race and cast(Run, race)["race_id"]
     for name, entry in ledger.runs_of(ledger.read(folder.parents[1]).own_lines).items():
         start, seed = entry["start"], run_folder.seed_of(name)
-        if seed is not None and (start["config_id"], start["source_sha256"]) == (job.config_id, job.source_sha256):
+        kind = start["config_id"], start["source_sha256"], start["race"] and start["race"]["race_id"]
+        if seed is not None and kind == (job.config_id, job.source_sha256, race_id):
             seeds.add(seed)
     chosen = random.SystemRandom().choice(sorted(seeds))
     return dataclasses.replace(job, config=dataclasses.replace(job.config, seed=chosen))
@@ -191,7 +195,7 @@ def _audit_of(kind: str, folder: Path, job: Job, run: Run, say: Say) -> dict[str
         return final_weights.verdict(folder, run, job)
     say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
     audited_name, root = f"{run['track']}/{run['run_id']}", results_root() / AUDITS_FOLDER
-    facts, audited = run_on_other_data(kind, _with_a_seed(job, folder), audited_name, root)
+    facts, audited = run_on_other_data(kind, _with_a_seed(job, folder, run.get("race")), audited_name, root)
     if line := after_race.line(audited):
         say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
@@ -233,10 +237,11 @@ def scratch_folder(root: Path) -> Iterator[Path]:
             yield folder
 
 
-def outcomes_here(results: Path, run: Facts) -> dict[str, set[str]]:
+def outcomes_here(results: Path, run: Facts, seeds: Collection[int] | None = None) -> dict[str, set[str]]:
     """Returns {kind: outcomes} of all audits of a contestant whose runs are in this machine's own ledger of audits.
 
-    results: the results folder; run: a record of the contestant.  What the runs show is judged again, because anybody
+    results: the results folder; run: a record of the contestant; seeds: those of its claimed runs, as an audit with
+    another one only counts if it FAILED; None: with any.  What the runs show is judged again, because anybody
     can write the audit.json beside a record.  An audit run that was removed or changed since counts as FAILED.
     """
     outcomes: dict[str, set[str]] = {}
@@ -253,16 +258,18 @@ def outcomes_here(results: Path, run: Facts) -> dict[str, set[str]]:
                 kind, outcome = facts["kind"], DOUBTED
                 if rerun["status"] == "complete" and kind in counterfactual.KINDS:
                     outcome = counterfactual.verdict(kind, facts, claimed_nats, nats)["outcome"]
+                if outcome == PASSED and seeds is not None and rerun["seed"] not in seeds:
+                    continue
         outcomes.setdefault(kind, set()).add(outcome)
     return outcomes
 
 
-def passed_here(results: Path, run: Facts, kinds: Sequence[str] = ()) -> bool:
+def passed_here(results: Path, run: Facts, kinds: Sequence[str] = (), seeds: Collection[int] | None = None) -> bool:
     """Whether a contestant has passed an audit of each of these kinds on this machine, and failed none.
 
-    results, run: see outcomes_here().  kinds: by default all that the run's data allow.
+    results, run, seeds: see outcomes_here().  kinds: by default all that the run's data allow.
     """
-    outcomes = outcomes_here(results, run)
+    outcomes = outcomes_here(results, run, seeds)
     num_tokens = sum(file["num_tokens"] for file in run["data"]["val"])
     kinds = kinds or counterfactual.possible(num_tokens, run["goal"]["val_tokens"])
     has_failed = any(FAILED in outcome for outcome in outcomes.values())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bench.base import atomic, credentials
-from bench.base.paths import CHECKOUT, REPO, working_folder
+from bench.base.paths import CHECKOUT, REPO, user_path, working_folder
 from bench.config import identity, schema, user_code
 from bench.machine import code_copy, code_state, sandbox
 from bench.machine.processes import child, die_with_parent, has_ended
@@ -237,6 +237,13 @@ def start(
         cache = cache.with_name(f"{tag['arm']}-warm-up") if tag["discarded"] else cache
         env |= {name: str((cache / part).absolute()) for name, part in race_folder.COMPILED.items()}
     return run_to_end(folder, ["--race", json.dumps(tag), *overrides], env, show, tick=tick)
+
+
+def pythons_of(race_plan: Mapping[str, Any]) -> list[str]:
+    """Returns the paths of the interpreters of scripts that a plan names, and of those that their folders have."""
+    words = [word.partition("=") for arm in race_plan["arms"].values() for word in arm["overrides"]]
+    named = [str(user_path(path)) for key, _, path in words if key == "script.python"]
+    return named + [str(user_path(path) / ".venv/bin/python") for key, _, path in words if key == "script.root"]
 
 
 def caches(race: Path) -> Path:

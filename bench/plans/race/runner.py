@@ -171,8 +171,7 @@ def series_of(design: Mapping[str, Any], num_done: int = 0, live: bool = True) -
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
     num_done = sum(slot.is_done for slot in race.slots)
-    words = [word.partition("=") for arm in race.plan["arms"].values() for word in arm["overrides"]]
-    pythons = [path for key, _, path in words if key == "script.python"]
+    pythons = arm_process.pythons_of(race.plan)
     before = environment.surroundings(pythons)
     with series_of(race.plan, num_done, live=not show) as series:
         while (slot := race.next_slot()) is not None:
