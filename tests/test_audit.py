@@ -1,7 +1,6 @@
 """./run.sh audit: scripts and models made again on random and held-out tokens; cheats are found, honest ones not."""
 
 import base64
-import dataclasses
 import json
 import math
 import re
@@ -21,7 +20,6 @@ from cases import slow
 
 from bench.base import atomic, stats
 from bench.claims.rules import records
-from bench.config import compose
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
 from bench.plans.audit import auditing, counterfactual
@@ -244,6 +242,7 @@ OF_KIND = {  # {kind: (facts of its data, a loss that passes)}
         ("each kind, and one that was interrupted", True),
         ("one kind alone", False),
         ("another contestant's", False),
+        ("another seed's", False),
         ("all but one", False),
         ("none", False),
     ],
@@ -258,7 +257,8 @@ def test_a_contestant_has_passed_by_audit_runs_of_this_machine_and_by_no_file_be
     def add(kind, loss, status="complete"):
         facts = AUDITED | OF_KIND[kind][0] | {"run": "", "kind": kind}
         change = lambda record: record.update(audit=facts)  # noqa: E731
-        return audits.add(source=source, change=change, losses={0: loss, claimed.NUM_STEPS: loss}, status=status)
+        losses, seed = {0: loss, claimed.NUM_STEPS: loss}, 7 * (what == "another seed's")
+        return audits.add(seed, source=source, change=change, losses=losses, status=status)
 
     kinds = {"none": (), "one kind alone": ("held_out",), "all but one": counterfactual.KINDS[1:]}
     kinds = kinds.get(what, counterfactual.KINDS)
@@ -270,23 +270,26 @@ def test_a_contestant_has_passed_by_audit_runs_of_this_machine_and_by_no_file_be
         shutil.rmtree(add("random_training", 5.6))
     if what.endswith("interrupted"):
         shutil.rmtree(add("random_training", 5.6, "aborted"))
-    assert auditing.passed_here(tmp_path, run) is auditing.passed_here(tmp_path, run, seeds={0}) is is_passed
-    assert not auditing.passed_here(tmp_path, run, seeds={1})  # that of no claimed run
-    assert auditing.passed_here(tmp_path, run, ["held_out"]) is (is_passed or what in ("one kind alone", "all but one"))
+    assert auditing.passed_here(tmp_path, run) is is_passed
+    assert auditing.passed_here(tmp_path, run, ["held_out"]) is (
+        is_passed or what in ("one kind alone", "all but one", "another seed's")
+    )
 
 
-def test_an_audit_runs_with_the_seed_of_any_run_of_the_contestant(tmp_path):
-    """A script that is honest with the seed of the audited run alone would pass otherwise."""
-    results = claimed.Results(tmp_path)
-    race = {"race_id": "r", "arm": "B"}
+def test_an_audit_runs_with_the_seed_of_any_run_of_the_contestants_race(tmp_path):
+    """A script that is honest with the seed of the audited run alone would pass otherwise, or could draw again."""
+    results, drawn = claimed.Results(tmp_path), set[int]()
     for seed in range(1000, 1009):
         results.add(seed, train_s=10.0)  # honest with these seeds, which no claim of the race has
-    folder, *_ = [results.add(seed, train_s=10.0, race=race) for seed in range(4)]
-    results.add(9, train_s=10.0, race=race, source="42")
-    run, config = run_folder.read(folder), compose.compose(["seed=0"])
-    Job = dataclasses.make_dataclass("Job", ["config", "config_id", "source_sha256"])
-    job = Job(config, run["config_id"], run["code"]["source_sha256"])
-    assert {auditing._with_a_seed(job, folder, race).config.seed for _ in range(99)} == {0, 1, 2, 3}
+    for number in range(8):
+        race = {"race_id": f"r{number}", "arm": "B"}
+        results.add(9, train_s=10.0, race=race | {"discarded": True})
+        results.add(9, train_s=10.0, race=race, source="42")
+        runs = [run_folder.read(results.add(seed, train_s=10.0 + number, race=race)) for seed in range(4)]
+        seeds = [auditing.seeds_for(tmp_path, run) for run in runs]
+        assert all(each == seeds[0] for each in seeds) and list(seeds[0]) == list(counterfactual.KINDS)
+        drawn |= {*seeds[0].values()}
+    assert drawn == {0, 1, 2, 3}
 
 
 def test_an_audit_of_one_kind_keeps_what_the_others_showed(tmp_path, monkeypatch):

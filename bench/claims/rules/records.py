@@ -107,8 +107,7 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
     if not own or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
         held = "each run holds its own validations on random and held-out tokens"
         return (True, outcomes) if by_run else (None, held)
-    seeds = {run.record["seed"] for run in claim.runs if run.record["seed"] is not None}
-    lacking = [run for run in own if not auditing.passed_here(results, run.record, seeds=seeds)]
+    lacking = [run for run in own if not auditing.passed_here(results, run.record)]
     if not lacking:
         return True, outcomes or "audited on this machine"
     claimed = f"{outcomes} according to the claimant; " if outcomes else ""

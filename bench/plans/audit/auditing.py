@@ -7,12 +7,13 @@ show what a script does outside its clock it runs once more, sampled a hundred t
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -173,19 +174,29 @@ def job_of(record: Recorded, say: Say) -> Job:
     return job
 
 
-def _with_a_seed(job: Job, folder: Path, race: object) -> Job:
-    """Returns the job with the seed of any run of this contestant, which therefore cannot be honest with one alone.
+def seeds_for(results: Path, run: Facts) -> dict[str, int]:
+    """Returns {kind: the seed of its audit of this contestant}: that of one of its runs in the same race, or in none.
 
-    race: the audited run's, or None: the run is of the same one, or of none, as a claim of it has these.
+    Which one follows from the hashes of these runs, which nobody knows before the last of them has ended: so a
+    contestant cannot be honest with the audited seed alone, and an audit that is interrupted draws no other one.
     """
-    seeds, race_id = {job.config.seed}, race and cast(Run, race)["race_id"]
-    for name, entry in ledger.runs_of(ledger.read(folder.parents[1]).own_lines).items():
-        start, seed = entry["start"], run_folder.seed_of(name)
-        kind = start["config_id"], start["source_sha256"], start["race"] and start["race"]["race_id"]
-        if seed is not None and kind == (job.config_id, job.source_sha256, race_id):
-            seeds.add(seed)
-    chosen = random.SystemRandom().choice(sorted(seeds))
-    return dataclasses.replace(job, config=dataclasses.replace(job.config, seed=chosen))
+    mine, race_id = _contestant(run), (run.get("race") or {}).get("race_id")
+    ends: dict[str, int] = {}  # {hash of a run: its seed}
+    for entry in ledger.read(results).runs.values():
+        start, end, race = entry["start"], entry["end"], entry["start"]["race"] or {}
+        is_counted = end is not None and end["status"] == "complete" and not race.get("discarded")
+        if is_counted and (start["config_id"], start["source_sha256"], race.get("race_id")) == (*mine, race_id):
+            ends[str(end and end["run_json_sha256"])] = start["seed"]
+    seeds, anchor = sorted({*ends.values()} or {run["seed"]}), " ".join(sorted(ends))
+
+    def draw(kind: str) -> int:
+        return int(hashlib.sha256(f"{kind} {anchor}".encode()).hexdigest(), 16) % len(seeds)
+
+    return {kind: seeds[draw(kind)] for kind in counterfactual.KINDS}
+
+
+def _contestant(run: Facts) -> tuple[str, str]:
+    return run["config_id"], run["code"]["source_sha256"]
 
 
 def _audit_of(kind: str, folder: Path, job: Job, run: Run, say: Say) -> dict[str, Any]:
@@ -195,7 +206,8 @@ def _audit_of(kind: str, folder: Path, job: Job, run: Run, say: Say) -> dict[str
         return final_weights.verdict(folder, run, job)
     say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
     audited_name, root = f"{run['track']}/{run['run_id']}", results_root() / AUDITS_FOLDER
-    facts, audited = run_on_other_data(kind, _with_a_seed(job, folder, run.get("race")), audited_name, root)
+    config = dataclasses.replace(job.config, seed=seeds_for(folder.parents[1], run)[kind])
+    facts, audited = run_on_other_data(kind, dataclasses.replace(job, config=config), audited_name, root)
     if line := after_race.line(audited):
         say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
@@ -237,17 +249,17 @@ def scratch_folder(root: Path) -> Iterator[Path]:
             yield folder
 
 
-def outcomes_here(results: Path, run: Facts, seeds: Collection[int] | None = None) -> dict[str, set[str]]:
+def outcomes_here(results: Path, run: Facts, seed_by_kind: Mapping[str, int] | None = None) -> dict[str, set[str]]:
     """Returns {kind: outcomes} of all audits of a contestant whose runs are in this machine's own ledger of audits.
 
-    results: the results folder; run: a record of the contestant; seeds: those of its claimed runs, as an audit with
-    another one only counts if it FAILED; None: with any.  What the runs show is judged again, because anybody
-    can write the audit.json beside a record.  An audit run that was removed or changed since counts as FAILED.
+    results: the results folder; run: a record of the contestant; seed_by_kind: seeds_for() it, as an audit with another
+    seed only counts if it FAILED; None: with any.  What the runs show is judged again, because anybody can write the
+    audit.json beside a record.  An audit run that was removed or changed since counts as FAILED.
     """
     outcomes: dict[str, set[str]] = {}
     for name, entry in ledger.runs_of(ledger.read(results / AUDITS_FOLDER).own_lines).items():
         start, end, folder = entry["start"], entry["end"], results / AUDITS_FOLDER / name
-        is_its_own = (start["config_id"], start["source_sha256"]) == (run["config_id"], run["code"]["source_sha256"])
+        is_its_own = (start["config_id"], start["source_sha256"]) == _contestant(run)
         if not is_its_own or end is None or end["status"] == "aborted":
             continue
         kind, outcome = f"{name} (removed or changed)", FAILED
@@ -258,18 +270,19 @@ def outcomes_here(results: Path, run: Facts, seeds: Collection[int] | None = Non
                 kind, outcome = facts["kind"], DOUBTED
                 if rerun["status"] == "complete" and kind in counterfactual.KINDS:
                     outcome = counterfactual.verdict(kind, facts, claimed_nats, nats)["outcome"]
-                if outcome == PASSED and seeds is not None and rerun["seed"] not in seeds:
+                if outcome == PASSED and seed_by_kind and rerun["seed"] != seed_by_kind[kind]:
                     continue
         outcomes.setdefault(kind, set()).add(outcome)
     return outcomes
 
 
-def passed_here(results: Path, run: Facts, kinds: Sequence[str] = (), seeds: Collection[int] | None = None) -> bool:
+def passed_here(results: Path, run: Facts, kinds: Sequence[str] = ()) -> bool:
     """Whether a contestant has passed an audit of each of these kinds on this machine, and failed none.
 
-    results, run, seeds: see outcomes_here().  kinds: by default all that the run's data allow.
+    results, run: see outcomes_here().  kinds: with any seed; by default, with those of seeds_for(), all that the run's
+    data allow.
     """
-    outcomes = outcomes_here(results, run, seeds)
+    outcomes = outcomes_here(results, run, None if kinds else seeds_for(results, run))
     num_tokens = sum(file["num_tokens"] for file in run["data"]["val"])
     kinds = kinds or counterfactual.possible(num_tokens, run["goal"]["val_tokens"])
     has_failed = any(FAILED in outcome for outcome in outcomes.values())
