@@ -9,7 +9,7 @@ from cases import slow
 from hydra.core.hydra_config import HydraConfig
 
 from bench.base.paths import REPO
-from bench.config import compose, groups, identity, resolve, schema
+from bench.config import compose, groups, identity, overrides, resolve, schema
 from bench.config.resolve import deviations_of
 from bench.launch.prepare import prepare
 from models import ladder
@@ -237,3 +237,8 @@ def test_an_exporter_and_what_is_outside_the_timed_region_change_no_id():
 def test_what_is_untimed_is_a_setting_of_an_instrument():
     for name, untimed in identity.UNTIMED.items():
         assert set(untimed) <= set(yaml.safe_load(compose.path_of("instruments", name).read_text())[name])
+
+
+@pytest.mark.parametrize("rev", ["90869e8", "1234567", "v1.0", "main"])
+def test_a_hash_that_looks_like_a_number_is_a_revision(rev):
+    assert overrides.parsed(f"script.rev={rev}").value() == rev

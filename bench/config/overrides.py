@@ -166,6 +166,8 @@ def _parsed(word: str) -> Any:
 def _quoted(override: str) -> str:
     """Quotes a path for Hydra's grammar, because it may hold ~, spaces, brackets and quotes."""
     key, _, value = override.partition("=")
+    if key == "script.rev" and re.fullmatch(r"\d+(e\d+)?", value):  # a hash, not a number
+        return f"{key}='{value}'"
     plain_values = PLAIN_PATHS if key in PATH_KEYS else re.compile(r"(\w+\(|\[).*")  # a list, or choice(...)
     is_plain = key.startswith("script") and plain_values.fullmatch(value)
     if key not in PATH_KEYS + WORDS_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":

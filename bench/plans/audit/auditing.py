@@ -183,10 +183,11 @@ def seeds_for(results: Path, run: Facts) -> dict[str, int]:
     mine, race_id = _contestant(run), (run.get("race") or {}).get("race_id")
     ends: dict[str, int] = {}  # {hash of a run: its seed}
     for entry in ledger.read(results).runs.values():
-        start, end, race = entry["start"], entry["end"], entry["start"]["race"] or {}
+        start, end = entry["start"], entry["end"]
+        race: Mapping[str, Any] = start["race"] or {}
         is_counted = end is not None and end["status"] == "complete" and not race.get("discarded")
         if is_counted and (start["config_id"], start["source_sha256"], race.get("race_id")) == (*mine, race_id):
-            ends[str(end and end["run_json_sha256"])] = start["seed"]
+            ends[str(end and end["run_json_sha256"])] = start["seed"] or 0
     seeds, anchor = sorted({*ends.values()} or {run["seed"]}), " ".join(sorted(ends))
 
     def draw(kind: str) -> int:
