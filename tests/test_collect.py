@@ -300,6 +300,14 @@ def test_what_is_no_record_is_passed_over(machines, content):
     assert collected(into, a) == 0
 
 
+def test_a_failed_run_comes_with_its_race_and_an_interrupted_one_stays(machines, capsys):
+    a, _, into = machines
+    names = [f"cpu_nano/{a.add(seed, status=status).name}" for seed, status in ((5, "failed"), (6, "aborted"))]
+    assert collected(into, a) == 1
+    assert f"{names[1]}: fails verify: is complete: status aborted" in capsys.readouterr().out
+    assert names[0] in runs_in(into) and names[1] not in runs_in(into)
+
+
 def test_what_runs_has_no_end_yet_and_comes_when_it_has(machines, capsys):
     a, _, into = machines
     a.add(5, status="killed")

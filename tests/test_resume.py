@@ -1,6 +1,7 @@
 """Runs that are warned, killed and go on: one record, whose losses are those of a run without a break."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -140,6 +141,15 @@ def test_a_warning_is_heard_from_the_first_instant(warned):
     run = run_folder.read(only_folder(warned))
     assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("preempted", "preempted", "SIGUSR2")
     assert ledger.read(warned).runs[f"free/{run['run_id']}"]["end"]["status"] == "preempted"
+
+
+def test_a_checkpoint_that_came_with_a_collected_run_is_not_gone_on_from(warned, monkeypatch):
+    """It may hold a stranger's weights."""
+    folder, book = only_folder(warned), ledger.read(warned)
+    assert resume._newest(folder, warned) is not None
+    collected = dataclasses.replace(book, roots=[1, *[2] * (len(book.lines) - 1)])
+    monkeypatch.setattr(ledger, "read", lambda results: collected)
+    assert resume._newest(folder, warned) is None
 
 
 def test_a_checkpoint_that_was_changed_is_refused(warned):

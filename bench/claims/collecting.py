@@ -43,7 +43,7 @@ NOT_TRACKS = (
     *(PUBLISHED, race_folder.FOLDER, sweep.FOLDER, certificates.REPLAYS, calibration.FOLDER, passports.FOLDER),
     *("jobs", "queue", "searches", "site"),  # of rooms that this one does not import
 )
-FINAL = ("failed", "aborted", "stopped")  # as complete ones, such runs are never written again
+ENDED = ("failed", "stopped")  # of runs that are part of a race or sweep as complete ones are
 RUN = re.compile(r"(?![.])[^/\0\n]{1,100}/(?![.])[^/\0\n]{1,200}")
 NUM_AT_ONCE = 4  # files of a run that are copied in parallel
 
@@ -194,7 +194,7 @@ def _take_run(
     try:
         _copy_run(place, name, staged, run, without)
         rules = verification.report(staged)["rules"]
-        if end["status"] in FINAL:  # a run that failed is part of its race
+        if end["status"] in ENDED:  # a run that failed is part of its race
             rules = [rule for rule in rules if rule["rule"] != "is complete"]
         if failed := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
             raise ValueError(f"fails verify: {some(failed, separator='; ')}")

@@ -168,7 +168,7 @@ def _candidates(results: Path, job: Job, resume: str) -> list[Path]:
     names = f"*-{job.config_id}-s{job.config.seed}*"
     folders = {path.parent for path in (results / track.name).glob(f"{names}/run.json")}
     if track.rules.may_shrink:  # those of other ranks have another config_id
-        runs = {line["run"] for line in ledger.read(results).lines if line["event"] == "checkpoint"}
+        runs = {line["run"] for line in ledger.read(results).own_lines if line["event"] == "checkpoint"}
         saved = [results / run for run in runs if run.startswith(f"{track.name}/")]
         folders |= {path for path in saved if run_folder.checkpoints(path) and _has_settings_of(path, job.config)}
     return sorted(folders, key=lambda folder: folder.name, reverse=True)
@@ -236,12 +236,13 @@ def _hindrance_of_ranks(before: Section, state: dict[str, Any], config: schema.C
 def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | None:
     """Returns the newest checkpoint that is in the ledger: its folder, its state.json and the sha256 of that; or None.
 
-    Raises ValueError if it was changed since it was written.
+    A run that was collected, perhaps a stranger's, is not continued here.  Raises ValueError if the checkpoint was
+    changed since it was written.
     """
     name = ledger.name_of(results, folder)
     recorded = {
         line["step"]: line["checkpoint_sha256"]
-        for line in ledger.read(results).lines
+        for line in ledger.read(results).own_lines
         if line["event"] == "checkpoint" and line.get("run") == name
     }
     for checkpoint in run_folder.checkpoints(folder):
