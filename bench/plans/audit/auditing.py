@@ -171,7 +171,22 @@ def job_of(record: Recorded, say: Say) -> Job:
         part = "sources" if differing else "settings"
         remedy = "check out what the run used, then audit it"
         raise ValueError(f"{record.folder.name}: the {part} here differ from the record's: {remedy}")
+    if changed := next(_changed_since(run, job), None):
+        remedy = "race again with the files as they are, then audit one of its runs"
+        raise ValueError(f"{record.folder.name}: {changed} is not as the run read it: {remedy}")
     return job
+
+
+def _changed_since(run: Facts, job: Job) -> Iterator[str]:
+    """Yields the names of files beside a script, other than its sources, that have changed since the run read them."""
+    script, of_rev = job.script, job.config.script is not None and job.config.script.rev is not None
+    read: Mapping[str, list[int]] = (run.get("script") or {}).get("data_states") or {}
+    for name, seen in read.items():
+        path = script.root / name.removeprefix("work/") if script and name.startswith("work/") else None
+        if path is not None and (path.is_symlink() or not of_rev):  # others of a revision are the commit's
+            now = path.stat() if path.exists() else None
+            if now is None or seen != [now.st_size, now.st_ctime_ns]:
+                yield name
 
 
 def seeds_for(results: Path, run: Facts) -> dict[str, int]:
