@@ -14,7 +14,7 @@ import torch
 from bench.base import metric
 from bench.base.reading import patterns
 from bench.cli import table
-from bench.compare import selection, target
+from bench.compare import effects, selection, target
 from bench.config import refusals, schema
 from bench.data import shards
 from bench.data.sources import datasets
@@ -476,6 +476,15 @@ def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
     assert comparing.compare(a, b, on="loss")["words"].startswith(why)
     b[0]["goal"] = timed_goal | {"budget": {"time_s": 600.0}}
     assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"
+
+
+def test_metrics_of_one_name_are_different_if_their_direction_or_pattern_is():
+    goals = [{}, {"goal.metric_pattern": "val (.*)"}, {"goal.metric_pattern": "train (.*)"}]
+    config = [(json.dumps({"goal.x": 1} | goal),) for goal in goals]
+    rows = [{"metric": "accuracy", "metric_direction": "higher", "config": texts} for texts in config]
+    rows += [rows[0] | {"metric_direction": "lower"}, rows[0] | {"config": ()}]
+    ids = [effects._metric_id(row | {"metric_unit": ""}) for row in rows]
+    assert len(set(ids)) == 4 and ids[0] == ids[-1]
 
 
 @pytest.mark.parametrize("pattern", [r"(x+x+)+y(?P<value>\S+)", r"(?:x|xx)*(?P<value>\d)", r"((?P<value>x?)){50}y"])

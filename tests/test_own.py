@@ -566,9 +566,10 @@ def test_a_step_of_ones_own_that_raises_is_named_by_step_and_line(project):
     assert [row["step"] for row in real_runs.steps(folder)] == ["0", "1", "2"]
 
 
-def test_an_own_model_that_reads_a_file_of_an_earlier_run_makes_its_run_suspect(project):
-    """A cheat: trained weights that no check at the first step sees."""
-    weights = write(project / "weights.dat", "x" * 2**17)
+@pytest.mark.parametrize("num_bytes", [2**17, 3])
+def test_an_own_model_that_reads_a_file_of_an_earlier_run_makes_its_run_suspect(project, num_bytes):
+    """A cheat: trained weights that no check at the first step sees, or a few bytes that an audit finds changed."""
+    weights = write(project / "weights.dat", "x" * num_bytes)
     write(project / "elsewhere/helper.py", "x = 1")
     reads = f"        open({str(weights)!r}, 'rb').read()\n"
     reads += f"        import sys; sys.path.insert(0, {str(project / 'elsewhere')!r}); import helper\n"

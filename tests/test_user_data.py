@@ -106,6 +106,16 @@ def test_a_changed_text_is_made_again(books, tmp_path):
     assert after.val[0].sha256 == before.val[0].sha256
 
 
+def test_a_sweep_tells_data_of_equal_settings_apart(books, mine, tmp_path):
+    for data, file in ((books, "books/a.txt"), (mine, "mine/train_1.bin")):
+        before = datasets.content_id(settings(**data))
+        assert before and datasets.content_id(settings(**data)) == before
+        path = tmp_path / file
+        path.write_bytes(path.read_bytes()[:-1] + b"\1")
+        assert datasets.content_id(settings(**data)) not in (before, "")
+    assert datasets.content_id(settings(**mine | {"train_glob": "nothing/*"})) == ""
+
+
 def test_the_name_of_a_text_does_not_matter_but_its_place_does(books, tmp_path):
     before = datasets.prepare(settings(**books), **QUIET)
     (tmp_path / "books" / "a.txt").rename(tmp_path / "books" / "a2.txt")

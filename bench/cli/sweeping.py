@@ -10,6 +10,7 @@ from typing import Any
 from bench.base.paths import results_root
 from bench.base.units import format_about_s
 from bench.config import compose, identity, multirun, overrides
+from bench.data.sources import datasets
 from bench.launch import console, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare, requested_config, this_machine
@@ -29,7 +30,9 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     command = ["run", *argv]
     points = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
     same = [word for word in overrides.split_sweep(args.overrides)[1] if overrides.plain(word)]
-    config_ids = {identity.config_id(requested_config(point)) for point in points or [same]}
+    configs = [requested_config(point) for point in points or [same]]
+    data_ids = {repr(config.data): datasets.content_id(config.data) for config in configs}
+    config_ids = {f"{identity.config_id(config)} {data_ids[repr(config.data)]}" for config in configs}
     _, stored = compose.stored_sweep(same)
     sweep_id = sweep.id_of([*args.overrides, *stored], config_ids, source_sha256(same))
     if points:

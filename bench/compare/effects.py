@@ -14,6 +14,7 @@ from bench.base.stats import ALPHA
 from bench.compare import clocks, eligibility, target
 from bench.compare.clocks import Arms
 from bench.compare.design import Design, Fit, fit, geometric_means
+from bench.record import configs
 from bench.record.rows import Row, metric_of
 
 DISAGREE, NOT_COUNTED, ONE_SIDED = "clocks-disagree", "lower-loss-not-counted", "one-sided-exclusions"  # flags
@@ -268,8 +269,10 @@ def val_loss(
     data = {json.dumps(setting.get("val_data")) for setting in eligibility.settings_of(complete)} - {"null"}
     refused = ["validation data differ"] * (len(data) > 1)
     refused += ["numbers of validation tokens differ"] * (len(counts) > 1)
-    if len(names_of_metrics := sorted({metric_of([row]).name for row in complete})) > 1:
-        refused.append(f"the goals are of different metrics ({', '.join(names_of_metrics)})")
+    if len(metrics := {_metric_id(row) for row in complete}) > 1:
+        names_differ = len({names[0] for names in metrics}) > 1
+        shown = sorted({names[0] if names_differ else " ".join(names) for names in metrics})
+        refused.append(f"the goals are of different metrics ({', '.join(shown)})")
     refused += ["the budgets differ"] * (len({row.get("budget") for row in complete}) > 1)
     refused += eligibility.unequal_luck(arms[0], arms[1], names)
     unjudged = refused or answer.loss_refusals
@@ -308,6 +311,12 @@ def val_loss(
         "reasons": refused,
         "remarks": [] if unjudged else [*answer.loss_remarks, *_one_run(groups, names)],
     }
+
+
+def _metric_id(row: Row) -> tuple[str, ...]:
+    """Returns what must be equal for two metrics to be one: name, direction, the pattern of a script's lines."""
+    metric, pattern = metric_of([row]), configs.group(row.get("config") or (), "goal").get("goal.metric_pattern")
+    return metric.name, metric.direction, *([f"by {pattern!r}"] if pattern else [])
 
 
 def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[str]) -> Iterator[str]:

@@ -15,7 +15,6 @@ from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import some
 from bench.base.units import format_bytes
-from bench.config import user_code
 from bench.launch.prepare import Job
 from bench.record.validity import FILES
 from bench.training.open_watch import DATA
@@ -100,10 +99,8 @@ def doubts_about_own(folder: Path, job: Job, since_s: float) -> Iterator[dict[st
     below = f"{os.path.realpath(folder)}{os.sep}"
     hiding = {note["real"] for note in notes if note["hides"] and not note["real"].startswith(below)}
     kept = sorted({*filter(os.path.lexists, hiding), *_left_in_memory(since_s)}) if fixes_data(job) else []
-    files = [note["real"] for note in without_small(data)] if fixes_data(job) else []
-    folders = {os.path.join(os.path.realpath(path.parent), "") for path in user_code.sources(job.own).values()}
-    beside = [note["real"] for note in data if note["real"].startswith(tuple(folders - {below}))]
-    sources += [path for path in beside if fixes_data(job) and path not in files and not path.startswith(below)]
+    # also small ones, which are no part of its identity: open_watch.py does not note those of the system
+    files = [note["real"] for note in data if not note["real"].startswith(below)] if fixes_data(job) else []
     for sentence, paths in ((OTHER_DATA, files), (OTHER_SOURCE, sources), (HIDING, kept)):
         if paths:
             doubt = private.redact(sentence.format(some(paths, 1)), REPO)

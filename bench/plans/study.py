@@ -171,7 +171,9 @@ def planned(
     if (metric := metric_of([row])) != VAL_LOSS:
         study["metric"] = [metric.name, metric.unit, metric.direction]
     study["tokens"] = row["num_steps"] * row["batch_tokens"]
-    identity = [sorted(arguments), [[own["config_id"], own["source_sha256"]] for own in facts.values()]]
+    trained = [json.loads(own["row"].get("setting") or "{}") for own in facts.values()]
+    data = [[setting.get(key) for key in ("train_data", "val_data")] for setting in trained]
+    identity = [sorted(arguments), [[own["config_id"], own["source_sha256"]] for own in facts.values()], data]
     sweep_id = f"study-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
         begun = sweep.read_study(results / sweep.FOLDER / sweep_id)

@@ -76,9 +76,10 @@ class Point(NamedTuple):
 
 
 def id_of(overrides: Iterable[str], config_ids: Iterable[str], source_sha256: str) -> str:
-    """Returns the id of a sweep, so that the same command continues it as long as code and yamls are the same.
+    """Returns the id of a sweep, so that the same command continues it as long as code, yamls and data are the same.
 
-    config_ids: of its points, or of a search's own settings.  As with these, the price of the hardware does not matter.
+    config_ids: of its points, or of a search's own settings, each with what tells its data apart.  As with these, the
+    price of the hardware does not matter.
     """
     settings = sorted(text for text in overrides if not text.lstrip("+").startswith("hardware.price_usd_per_hour="))
     content = [settings, sorted(config_ids), source_sha256]

@@ -16,7 +16,7 @@ from bench.config import user_code
 from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
-from bench.data.sources.source import Expected, Source, data_root
+from bench.data.sources.source import Expected, Made, Source, data_root
 
 SOURCES = {  # {value of data.source: (module, class)}, imported when needed
     "pysource": ("pysource", "PySource"),
@@ -61,6 +61,18 @@ def chosen(data: DataConfig) -> Source:
     module, name = SOURCES[data.source]
     source_class: type[Source] = getattr(importlib.import_module(f"bench.data.sources.{module}"), name)
     return source_class(data)
+
+
+def content_id(data: DataConfig) -> str:
+    """Returns what tells data of equal settings apart, without making any: "" if nothing can be said yet."""
+    try:
+        source = chosen(data)
+        if isinstance(source, Made):
+            return source.folder().name
+        states = [(expected.path.name, expected.path.stat()) for files in source.files().values() for expected in files]
+        return " ".join(f"{name} {state.st_size} {state.st_mtime_ns}" for name, state in states)
+    except (CheckFailed, OSError, ValueError):
+        return ""
 
 
 def find(data: DataConfig, say: Callable[[str], None] = print) -> Dataset:

@@ -41,9 +41,10 @@ class OpenedFiles:
         work = os.path.join(os.path.realpath(self._work), "")
         read, self._sources = opened.foreign(notes, self._shards | sources, self._own, work)
         self._data = opened.without_small(read)
-        self._stated = [*self._data, *(note for note in read if note["real"].startswith(self._own))]
         self.read = [opened.source_of(note["real"]) for note in notes if note["reads"]]
         self.are_fixed = opened.fixes_data(job)
+        others = [note for note in read if note["real"].startswith(self._own) or self.are_fixed]
+        self._stated = [*self._data, *(note for note in others if note not in self._data)]
         # true if its track fixes no data and it opened none of the track's
         self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}
 
@@ -54,7 +55,7 @@ class OpenedFiles:
 
     def states(self) -> dict[str, list[int]]:
         """Returns {name: [size in bytes, ns of its last change]} of the data files that are not the track's, and of
-        small files beside the script."""
+        small files beside the script; if the track fixes the data, of all of the user's."""
         notes = {self._name(note): note for note in self._stated[: work_folder.MAX_LISTED]}
         return {name: [note["num_bytes"], note["changed_ns"]] for name, note in notes.items()}
 

@@ -178,12 +178,13 @@ def job_of(record: Recorded, say: Say) -> Job:
 
 
 def _changed_since(run: Facts, job: Job) -> Iterator[str]:
-    """Yields the names of files beside a script, other than its sources, that have changed since the run read them."""
+    """Yields the names of files that a script read, other than its sources, that have changed since."""
     script, of_rev = job.script, job.config.script is not None and job.config.script.rev is not None
     read: Mapping[str, list[int]] = (run.get("script") or {}).get("data_states") or {}
     for name, seen in read.items():
-        path = script.root / name.removeprefix("work/") if script and name.startswith("work/") else None
-        if path is not None and (path.is_symlink() or not of_rev):  # others of a revision are the commit's
+        is_beside = script is not None and name.startswith("work/")
+        path = script.root / name[len("work/") :] if script and is_beside else Path(REPO, os.path.expanduser(name))
+        if not is_beside or path.is_symlink() or not of_rev:  # others of a revision are the commit's
             now = path.stat() if path.exists() else None
             if now is None or seen != [now.st_size, now.st_ctime_ns]:
                 yield name
