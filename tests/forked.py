@@ -163,6 +163,7 @@ def _run_script_worker(child):
     torch.set_num_threads(int(child.variables["OMP_NUM_THREADS"]))
     for name in [name for name in sys.modules if name.partition(".")[0] in NOT_OF_SCRIPTS]:
         del sys.modules[name]
+    traceback.format_stack()  # else torch.manual_seed() opens the sources of all callers, which only a fork has
     runpy.run_path(child.command[1], run_name="__main__")
 
 

@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_404,
-    "config": 3_268,
-    "machine": 4_517,
-    "data": 1_680,
-    "record": 7_457,
+    "base": 2_409,
+    "config": 3_275,
+    "machine": 4_518,
+    "data": 1_695,
+    "record": 7_460,
     "web": 1_149,
     "analysis": 8_297,
     "training": 8_854,
-    "compare": 3_485,
-    "launch": 7_383,
-    "report": 4_692,
-    "plans": 9_522,
-    "claims": 3_435,
+    "compare": 3_499,
+    "launch": 7_386,
+    "report": 4_694,
+    "plans": 9_566,
+    "claims": 3_436,
     "api": 1_349,
-    "cli": 4_590,
+    "cli": 4_593,
     "models": 3_448,
-    "tests": 57_069,
+    "tests": 57_151,
 }
 SLACK = 250
 

@@ -264,6 +264,8 @@ def test_time_between_steps_in_which_the_script_waited_for_a_core_is_the_machine
         times = printed_times.PrintedTimes(rows)
         clock = times.clock({}, waits_ns=waits_ns)
         assert clock["ranks_waited_s"] == pytest.approx(waited_s)
+        ended = [(0, 7 + 10**10), *waits_ns[1:]]  # a child that had waited longer, and has ended
+        assert times.clock({}, waits_ns=ended)["ranks_waited_s"] == pytest.approx(max(0.0, waited_s - 10))
         doubts, disturbances = times.doubts(clock)
         assert (len(doubts), len(disturbances)) == (num_doubts, 1 - num_doubts)
     assert "waited 0.20 s for a CPU core" in disturbances[0]

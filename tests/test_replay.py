@@ -700,6 +700,21 @@ def test_two_replays_of_one_record_at_once_do_not_meet(finished_run, tmp_path):
     assert f"replay-{folder.name}" not in git.run(real_runs.REPO, "worktree", "list")
 
 
+@pytest.mark.parametrize("where", ["overrides", "config"])
+def test_a_strangers_settings_that_refer_to_this_machine_are_refused(tmp_path, monkeypatch, where):
+    """The user's name or PATH would stand in the certificate beside the stranger's record."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    (tmp_path / "run").mkdir()
+    text = "x${oc.env:USER}"
+    (tmp_path / "run/config.yaml").write_text(f"goal:\n  metric: '{text if where == 'config' else 'val_loss'}'\n")
+    overrides = [f"name={text}"] if where == "overrides" else []
+    record = recorded.Recorded(tmp_path / "run", {"run_id": "a", "track": "free"}, {}, overrides)
+    with pytest.raises(ValueError, match=r"free/a: .*x\$\{oc.env:USER\} refers to this machine, whose ledger"):
+        rebuilding.refuse_interpolations(record)
+    monkeypatch.setattr(rebuilding, "is_ours_by_ledger", lambda record: True)
+    rebuilding.refuse_interpolations(record)
+
+
 def test_a_record_sets_only_variables_that_reach_arithmetic():
     """Others of the same libraries write a file of the reader's, or load one."""
     kept = {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}

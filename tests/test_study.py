@@ -152,6 +152,16 @@ def test_an_inconclusive_time_says_below_what_p_must_be():
     assert sentence.endswith("%, p = 0.0252); p is not below the alpha of 0.025 (the loss has the other half)")
 
 
+def test_no_time_is_compared_to_a_loss_that_a_run_had_before_its_first_step(monkeypatch):
+    """As where losses rise: the worst final one is then that of step 0."""
+    arms = {name: [(name, {"run_id": f"{name}{seed}"}) for seed in (0, 1)] for name in ("A", "B")}
+    ends = {"A0": 5.0, "A1": 5.1, "B0": 6.0, "B1": 6.2}
+    monkeypatch.setattr(
+        study_page.curves, "validations", lambda path, metric: [(0, 0.0, 5.6), (3, 1.0, ends.popitem()[1])]
+    )
+    assert study_page._same_loss(arms, {}, {"B": {}}, {"alpha": 0.05}) == {}
+
+
 def test_the_figure_omits_the_first_third_of_the_curves_but_no_run():
     runs = [{"x": [0, 30, 60], "y": [5.6, 3.0, 2.8]}, {"x": [0, 10], "y": [5.6, 4.0]}]  # the second one failed early
     chart = study_page._ends({"caption": "mean", "arms": [{"name": "AdamW", "runs": runs}]})

@@ -55,6 +55,14 @@ def test_what_cannot_be_the_users_shards_is_refused_by_name(mine, tmp_path, chan
         datasets.find(settings(**{"vocab_size": 301} | mine | changes), **QUIET)
 
 
+def test_brackets_in_the_name_of_a_folder_or_of_a_file_that_exists_are_no_pattern(mine, tmp_path, monkeypatch):
+    folder = (tmp_path / "mine").rename(tmp_path / "b\u00fc [1]")
+    monkeypatch.setenv("SPEEDRUN_CWD", str(folder))
+    for train, val in (("train_*.bin", "val_1.bin"), (f"{folder}/train_1.bin", f"{folder}/val_1.bin")):
+        files = datasets.find(settings(source="shards", train_glob=train, val_glob=val, vocab_size=301), **QUIET)
+        assert [file.path.parent for file in (*files.train[:1], *files.val)] == [folder] * 2
+
+
 def test_a_glob_may_begin_at_home(mine, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(datasets.find(settings(**mine | {"val_glob": "~/mine/val*"}, vocab_size=301), **QUIET).val) == 1

@@ -50,6 +50,11 @@ def mark_of(results: Path | str) -> str:
     return hashlib.sha256(_secret() + os.fsencode(place)).hexdigest()[:6]
 
 
+def secret_hash(text: str) -> str:
+    """Returns a hash of a text, hex digits, that only this user can compute."""
+    return hashlib.sha256(_secret() + text.encode()).hexdigest()
+
+
 @functools.cache
 def _secret() -> bytes:
     """Returns 16 random bytes from the user's state folder; if they cannot be kept there, new ones for this process."""

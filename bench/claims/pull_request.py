@@ -98,7 +98,9 @@ def sides_of(
         choice = f"{len(own)} groups of logs could be the candidate: {sides[chosen].name} was chosen by {why}, and "
         choice += f"{some(rivals, 6, ' or ')} judges another."
     if moved:
-        choice += f" {some([side.name for side in moved])} has the candidate's code: its runs are counted as such."
+        as_base = [side.name for side in moved]
+        choice += f" {some(as_base)} has the candidate's code: its runs are counted as such"
+        choice += f"; --baseline {as_base[0]} takes them for a baseline's."
     device = sides[chosen].rows[0]["device"]
     bases = [_Kind(base)] if base else [kind for kind in bases if kind.device == device]
     named = {kind: "baseline" in sides[kind].name.lower() for kind in bases}

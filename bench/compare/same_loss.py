@@ -45,6 +45,11 @@ def way(
     return None, None
 
 
+def of(curves: Mapping[str, Sequence[Validation]], metric: Metric) -> float:
+    """Returns the worst final value in the curves of {run_id: validations}."""
+    return metric.sign * max(metric.sign * curve[-1][2] for curve in curves.values())
+
+
 def compared(
     arms: Sequence[Sequence[Row]],
     curves: Mapping[str, Sequence[Validation]],
@@ -58,7 +63,7 @@ def compared(
     for its noise floor, margin and comparability.  plan: the plan of the race.
     """
     metric = metric_of(row for rows in arms for row in rows)
-    loss = metric.sign * max(metric.sign * curve[-1][2] for curve in curves.values())
+    loss = of(curves, metric)
     ways = [[way(curves[row["run_id"]], loss, metric, interpolate=True) for row in rows] for rows in arms]
 
     def reached(axis: Literal[0, 1]) -> list[list[float]]:

@@ -94,12 +94,17 @@ class Task:
         return self.runner.run_one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
 
 
+def _literal(path: Path) -> str:
+    """Returns a path as text between single quotes in Hydra's grammar, without interpolation."""
+    return str(path).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
+
+
 def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Runs a sweep to its end. Hydra and its plugins write into folder. Raises ValueError if an argument is wrong."""
     hydra_overrides, swept = overrides.split_sweep(arguments)
     typed_keys = {word.lstrip("+").partition("=")[0] for word in hydra_overrides}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in typed_keys]
-    hydra_overrides = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *hydra_overrides]
+    hydra_overrides = [*quiet, f"hydra.sweep.dir='{_literal(folder)}'", "hydra.sweep.subdir=.", *hydra_overrides]
     # for processes that a launcher starts, wherever they are, and for workers that run from a copy
     python_path = os.pathsep.join(filter(None, [str(REPO), compose.OURS, os.environ.get("PYTHONPATH")]))
     own = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}

@@ -210,6 +210,7 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
         [text_of(group / limit) for limit in CPU_LIMITS] for group in _cgroups("cpu")
     ]
     folders = {site.getusersitepackages(), *site.getsitepackages()}
+    folders |= set(map(str, Path(site.getuserbase()).glob("lib/python*/site-packages")))  # of any version
     folders |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     prefixes = [Path(python).parent.parent for python in pythons]
     folders |= {str(path) for prefix in prefixes for path in prefix.glob("lib/python*/site-packages")}

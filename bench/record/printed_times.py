@@ -161,7 +161,9 @@ class PrintedTimes:
         )
         waited_ns = [(t_ns, waited) for t_ns, waited in waits_ns if t_ns <= lines[-1].t_ns]
         before_ns = max((waited for t_ns, waited in waited_ns if t_ns <= lines[0].t_ns), default=0)
-        times["ranks_waited_s"] = (waited_ns[-1][1] - before_ns) / 1e9 if waited_ns else None
+        # the largest so far, because it falls when the process ends that waited most
+        most_ns = max((waited for _, waited in waited_ns), default=None)
+        times["ranks_waited_s"] = None if most_ns is None else (most_ns - before_ns) / 1e9
         return times
 
     def _portions_s(self) -> tuple[float, list[float]]:

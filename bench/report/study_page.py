@@ -170,6 +170,8 @@ def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.S
     has_times = all(curve and None not in [at_s for _, at_s, _ in curve] for curve in read.values())
     if not has_times or not all(arms.values()) or not against:
         return {}
+    if any(metric.reaches(curve[0][2], same_loss.of(read, metric)) for curve in read.values()):
+        return {}  # before a step of training, as where losses rise: no time to it can be compared
     alpha = study["alpha"] / 2 / len(others)
     return {
         name: same_loss.compared(

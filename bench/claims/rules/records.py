@@ -81,7 +81,7 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
     """
     from bench.plans.audit import auditing  # imports what starts runs, which few claims need
 
-    results = claim.ledger.results
+    results = results_root()  # a claim's own folder may come with audits that its author wrote
     audits = {run.name: certificates.read_audit(run.folder) for run in claim.runs}
     by_run = {name: audit for name, audit in audits.items() if audit is not None}
     failed = [
@@ -107,7 +107,7 @@ def the_contestant_was_audited(claim: Claim) -> Judged:
     if not own or not any(key.split(".")[0] == "data" for key in claim.track_rules.fixed):
         held = "each run holds its own validations on random and held-out tokens"
         return (True, outcomes) if by_run else (None, held)
-    lacking = [run for run in own if not auditing.passed_here(results, run.record)]
+    lacking = [run for run in own if not auditing.passed_here(results, run.record, runs=claim.ledger.results)]
     if not lacking:
         return True, outcomes or "audited on this machine"
     claimed = f"{outcomes} according to the claimant; " if outcomes else ""

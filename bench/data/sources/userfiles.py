@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.base.paths import user_path
+from bench.base.paths import user_path, working_folder
 from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
@@ -130,8 +130,11 @@ def split_globs(data: DataConfig) -> dict[str, list[Path]]:
 
 def _matches(name: str, glob_of_user: str | None) -> list[Path]:
     assert glob_of_user is not None  # needs
-    pattern = str(user_path(glob_of_user))
-    paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
+    pattern, typed = str(user_path(glob_of_user)), os.path.expanduser(glob_of_user)
+    # brackets in the name of the working folder, or of a file that exists, are no pattern
+    searched = os.path.join(glob.escape(str(working_folder())), typed)
+    found = [pattern] if os.path.isfile(pattern) else glob.glob(searched, recursive=True)
+    paths = [Path(path) for path in sorted(found) if os.path.isfile(path)]
     if not paths:
         raise CheckFailed(f"data.{name}={pattern}: no file matches: check the pattern, and quote it for the shell")
     return paths

@@ -7,7 +7,6 @@ show what a script does outside its clock it runs once more, sampled a hundred t
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import random
 import shutil
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from bench.base import atomic, utc
+from bench.base import atomic, private, utc
 from bench.base.paths import REPO, results_root, variables
 from bench.base.reading.damage import Damaged
 from bench.data.sources import datasets
@@ -145,6 +144,7 @@ def refuse(record: Recorded, own_data_too: bool = False) -> None:
 
 
 def _refuse_strangers(record: Recorded, is_trusted: bool) -> None:
+    rebuilding.refuse_interpolations(record)
     if not is_trusted and rebuilding.names_code(record) and not rebuilding.is_ours_by_ledger(record):
         why = "this machine's ledger does not have it, and its settings name code, which an audit runs as you"
         raise ValueError(f"{record.folder.name}: {why}: read that code, then add --trust")
@@ -193,21 +193,23 @@ def _changed_since(run: Facts, job: Job) -> Iterator[str]:
 def seeds_for(results: Path, run: Facts) -> dict[str, int]:
     """Returns {kind: the seed of its audit of this contestant}: that of one of its runs in the same race, or in none.
 
-    Which one follows from the hashes of these runs, which nobody knows before the last of them has ended: so a
-    contestant cannot be honest with the audited seed alone, and an audit that is interrupted draws no other one.
+    Which one follows from the hashes of these runs, which nobody knows before the last of them has ended, and from a
+    secret of this user: so a contestant cannot be honest with the audited seed alone, nobody can choose runs for which
+    it comes out well, and an audit that is interrupted draws no other one.  results: the folder that has the runs.
     """
     mine, race_id = _contestant(run), (run.get("race") or {}).get("race_id")
     ends: dict[str, int] = {}  # {hash of a run: its seed}
-    for entry in ledger.read(results).runs.values():
+    for name, entry in ledger.read(results).runs.items():
         start, end = entry["start"], entry["end"]
         race: Mapping[str, Any] = start["race"] or {}
         is_counted = end is not None and end["status"] == "complete" and not race.get("discarded")
-        if is_counted and (start["config_id"], start["source_sha256"], race.get("race_id")) == (*mine, race_id):
-            ends[str(end and end["run_json_sha256"])] = start["seed"] or 0
+        is_its_own = (start["config_id"], start["source_sha256"], race.get("race_id")) == (*mine, race_id)
+        if end is not None and is_counted and is_its_own and not ledger.is_changed(results / name, end):
+            ends[str(end["run_json_sha256"])] = start["seed"] or 0
     seeds, anchor = sorted({*ends.values()} or {run["seed"]}), " ".join(sorted(ends))
 
     def draw(kind: str) -> int:
-        return int(hashlib.sha256(f"{kind} {anchor}".encode()).hexdigest(), 16) % len(seeds)
+        return int(private.secret_hash(f"{kind} {anchor}"), 16) % len(seeds)
 
     return {kind: seeds[draw(kind)] for kind in counterfactual.KINDS}
 
@@ -269,9 +271,9 @@ def scratch_folder(root: Path) -> Iterator[Path]:
 def outcomes_here(results: Path, run: Facts, seed_by_kind: Mapping[str, int] | None = None) -> dict[str, set[str]]:
     """Returns {kind: outcomes} of all audits of a contestant whose runs are in this machine's own ledger of audits.
 
-    results: the results folder; run: a record of the contestant; seed_by_kind: seeds_for() it, as an audit with another
-    seed only counts if it FAILED; None: with any.  What the runs show is judged again, because anybody can write the
-    audit.json beside a record.  An audit run that was removed or changed since counts as FAILED.
+    results: this machine's results folder; run: a record of the contestant; seed_by_kind: seeds_for() it, as an audit
+    with another seed only counts if it FAILED; None: with any.  What the runs show is judged again, because anybody can
+    write the audit.json beside a record.  An audit run that was removed or changed since counts as FAILED.
     """
     outcomes: dict[str, set[str]] = {}
     for name, entry in ledger.runs_of(ledger.read(results / AUDITS_FOLDER).own_lines).items():
@@ -293,13 +295,13 @@ def outcomes_here(results: Path, run: Facts, seed_by_kind: Mapping[str, int] | N
     return outcomes
 
 
-def passed_here(results: Path, run: Facts, kinds: Sequence[str] = ()) -> bool:
+def passed_here(results: Path, run: Facts, kinds: Sequence[str] = (), runs: Path | None = None) -> bool:
     """Whether a contestant has passed an audit of each of these kinds on this machine, and failed none.
 
-    results, run: see outcomes_here().  kinds: with any seed; by default, with those of seeds_for(), all that the run's
-    data allow.
+    results, run: see outcomes_here().  runs: the folder that has its runs, if another one.  kinds: with any seed; by
+    default, with those of seeds_for(), all that the run's data allow.
     """
-    outcomes = outcomes_here(results, run, None if kinds else seeds_for(results, run))
+    outcomes = outcomes_here(results, run, None if kinds else seeds_for(runs or results, run))
     num_tokens = sum(file["num_tokens"] for file in run["data"]["val"])
     kinds = kinds or counterfactual.possible(num_tokens, run["goal"]["val_tokens"])
     has_failed = any(FAILED in outcome for outcome in outcomes.values())

@@ -131,6 +131,15 @@ def is_ours_by_ledger(recorded: Recorded) -> bool:
     return end is not None and not ledger.is_changed(recorded.folder, end)
 
 
+def refuse_interpolations(recorded: Recorded) -> None:
+    """Raises ValueError if a stranger's settings refer to something of this machine, such as ${oc.env:USER}: what they
+    stand for would be written beside the record."""
+    settings = configs.settings(configs.read(str(recorded.folder)))
+    name, texts = recorded.name, [*recorded.overrides, *map(str, settings.values())]
+    if (named := next((text for text in texts if "${" in text), None)) and not is_ours_by_ledger(recorded):
+        raise ValueError(f"{name}: {named[:100]} refers to this machine, whose ledger does not have the record")
+
+
 class Sandbox:
     """Runs a stranger's code, including its launcher: it sees this code, its data and git's objects, and writes to a
     separate results folder, from which adopted() takes the run."""

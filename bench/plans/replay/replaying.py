@@ -53,6 +53,7 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
     this machine's ledger runs in a sandbox, unless options trust it. Raises ValueError if there is no sandbox, and an
     error for which is_of_machine() is true if the machine was busy.
     """
+    rebuilding.refuse_interpolations(record)
     brought, kind = [] if options.trust else rebuilding.strangers_code(record), None
     if brought:
         try:
