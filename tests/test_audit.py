@@ -118,6 +118,7 @@ def test_a_record_from_elsewhere_that_names_code_is_audited_only_if_it_is_truste
     monkeypatch.setattr(auditing, "refuse", lambda *args, **options: None)
     monkeypatch.setattr(auditing, "job_of", mock.Mock(side_effect=ValueError("imported")))
     monkeypatch.setattr(auditing.rebuilding, "names_code", lambda record: True)
+    monkeypatch.setattr(auditing.rebuilding, "refuse_interpolations", lambda record: None)
     calls = (
         lambda *trust: auditing.audit(tmp_path, (), print, *trust),
         lambda *t: auditing.audit_clock(tmp_path, print, *t),

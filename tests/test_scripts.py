@@ -150,7 +150,8 @@ def test_the_peak_memory_of_a_script_is_that_of_its_largest_process(tmp_path, wh
     (tmp_path / "hog.py").write_text(f"import os, subprocess, sys, time\n{prints}\n{HOGS[what]}\n")
     folder = scripted.run(tmp_path / "results", tmp_path / "hog.py", "script.torchrun=false", "track=free")
     (peak_gib,) = real_runs.run_json(folder)["measured"]["peak_mem_gib_by_rank"]["rss"]
-    assert 0.29 < peak_gib < 0.4
+    # a fork, which these tests use in place of a new process, has torch's libraries as well
+    assert 0.29 < peak_gib < (0.6 if what.startswith("its own") else 0.4)
 
 
 def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):

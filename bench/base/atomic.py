@@ -30,6 +30,7 @@ RECORDS = (
 )
 OF_PROCESS = re.compile(r"\.node\d+(?=\.)|(?<=^points)\.[\w.]*(?=\.jsonl$)")  # in a file of one node or process
 FOLDERS = ("code", "logs", "traces", "memory", "checkpoint", "work", "ledgers")  # in a record; pages are made again
+PAGES = ("report.html", "race.html", "sweep.html", "study.html", "ladder.html")  # whose names are ours
 
 
 def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
@@ -41,7 +42,8 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     refuse_record(path, option)
     content = content.encode() if isinstance(content, str) else content
     begins, has_title, _ = content.partition(b"<title>")  # as every page of bench/web/page.py
-    if has_title and path.is_file() and path.stat().st_size and not _begins_with(path, begins):
+    is_other = path.is_file() and path.name not in PAGES and path.stat().st_size > 0
+    if has_title and is_other and not _begins_with(path, begins):
         raise ValueError(f"{option} {path}: is no page of this program, and would be replaced; name another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

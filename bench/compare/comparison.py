@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.analysis.diagnosis import between_runs
+from bench.base.metric import VAL_LOSS
 from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
@@ -232,7 +233,8 @@ def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> b
         by_seed.append({})
         for row, columns in zip(arm.rows, arm_losses, strict=True):
             if eligibility.is_timed(row):
-                by_seed[-1].setdefault(row["seed"], []).append((columns, row["score"]))
+                score = None if row["metric"] == VAL_LOSS.name else row["score"]  # which the losses lack
+                by_seed[-1].setdefault(row["seed"], []).append((columns, score))
     a, b = by_seed
     runs = [columns for seeds in by_seed for seed_runs in seeds.values() for columns, _ in seed_runs]
     is_known = a and a.keys() == b.keys() and None not in a and all(columns and columns["step"] for columns in runs)
