@@ -204,8 +204,9 @@ def seeds_for(results: Path, run: Facts) -> dict[str, int]:
         race: Mapping[str, Any] = start["race"] or {}
         is_counted = end is not None and end["status"] == "complete" and not race.get("discarded")
         is_its_own = (start["config_id"], start["source_sha256"], race.get("race_id")) == (*mine, race_id)
-        if end is not None and is_counted and is_its_own and not ledger.is_changed(results / name, end):
-            ends[str(end["run_json_sha256"])] = start["seed"] or 0
+        sha256 = end.get("run_json_sha256") if end and is_counted and is_its_own else None
+        if sha256 and sha256 == ledger.sha256_of(results / name / "run.json"):
+            ends[sha256] = start["seed"] or 0
     seeds, anchor = sorted({*ends.values()} or {run["seed"]}), " ".join(sorted(ends))
 
     def draw(kind: str) -> int:
