@@ -336,6 +336,17 @@ def test_losses_that_are_the_same_bit_for_bit_waive_the_loss_test(results, answe
     assert (val_loss["identical"], val_loss["verdict"]) == (False, "inconclusive")
 
 
+def test_equal_losses_waive_no_test_of_another_metric(results, answer_of):
+    """As where an arm evaluates averaged weights: the training is the same, bit for bit."""
+    goal = {"metric": {"name": "accuracy", "unit": "", "direction": "higher"}, "target": None}
+    for run_of_arm, level in zip(raced(FAST, SLOW), (0.5, 0.4), strict=True):
+        for number, run in enumerate(run_of_arm):
+            metrics = run["metrics"] | {"score": level + number / 1000}
+            write(results, run | {"seed": number, "goal": run["goal"] | goal, "metrics": metrics})
+    loss = answer_of(compare, "aaaaaaaa", "bbbbbbbb")["val_loss"]
+    assert (loss["metric"][0], loss["identical"], loss["verdict"]) == ("accuracy", False, "worse")
+
+
 # ---- traces
 
 
