@@ -19,6 +19,7 @@ from benchmarks import leaks
 from cases import slow
 
 from bench.base import atomic, stats
+from bench.base.paths import variables
 from bench.claims.rules import records
 from bench.data import shards
 from bench.data.sources.datasets import Dataset, ShardFile
@@ -77,7 +78,8 @@ def _judged(folder):
     """Applies judge's rule to a claim of this run alone, on a track that fixes the data -> (passed, evidence)."""
     run = SimpleNamespace(name=folder.name, folder=folder, record=run_folder.read(folder))
     rules, book = SimpleNamespace(fixed=["data", "goal"]), ledger.read(folder.parent.parent)
-    return records.the_contestant_was_audited(SimpleNamespace(runs=[run], track_rules=rules, ledger=book))
+    with variables({"SPEEDRUN_RESULTS": str(folder.parent.parent)}):
+        return records.the_contestant_was_audited(SimpleNamespace(runs=[run], track_rules=rules, ledger=book))
 
 
 def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):

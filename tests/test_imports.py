@@ -61,7 +61,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_411,
+    "base": 2_413,
     "config": 3_275,
     "machine": 4_518,
     "data": 1_695,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_349,
     "cli": 4_593,
     "models": 3_448,
-    "tests": 57_165,
+    "tests": 57_167,
 }
 SLACK = 250
 
