@@ -110,8 +110,10 @@ def _set_by(node: ast.AST, paths: Mapping[str, str]) -> Iterator[Place]:
     """Yields the flags that one node sets."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         yield from _of_config(_path(node, paths), node.lineno)
-    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _path(node.value, paths) in ENVIRON:
-        yield from _of_environ([node.slice], node.lineno)
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        path = _path(node.value, paths)
+        yield from _of_environ([node.slice] if path in ENVIRON else [], node.lineno)
+        yield from _of_config(f"{path.removesuffix('.__dict__')}.{_text(node.slice)}", node.lineno)
     elif isinstance(node, ast.AugAssign) and _path(node.target, paths) in ENVIRON:
         yield from _of_environ(_keys(node.value), node.lineno)
     elif isinstance(node, ast.Call):

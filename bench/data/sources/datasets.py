@@ -69,8 +69,9 @@ def content_id(data: DataConfig) -> str:
         source = chosen(data)
         if isinstance(source, Made):
             return source.folder().name
-        states = [(expected.path.name, expected.path.stat()) for files in source.files().values() for expected in files]
-        return " ".join(f"{name} {state.st_size} {state.st_mtime_ns}" for name, state in states)
+        files = [expected for of_split in source.files().values() for expected in of_split]
+        with shards.Facts(data_root()) as facts:
+            return " ".join(expected.sha256 or facts.sha256(expected.path) for expected in files)
     except (CheckFailed, OSError, ValueError):
         return ""
 

@@ -98,7 +98,7 @@ class Watched:
         self._ended_by: str | None = None  # whose clock reached the budget, script or launcher; None: neither
         self._doubts: list[Section] = []
         self._given: dict[str, list[str]] = {"train": [], "val": []}  # as in OpenedFiles
-        self._linked: dict[str, Any] = {}  # as in work_folder.linked_states()
+        self._linked: dict[str, Any] = {}  # as in work_folder.linked_stamps()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class Watched:
         for split in self._given:  # now, because the script may change its links, and anybody the shards
             links = work_folder.shard_links(self._script, self._job.dataset, split, work)
             self._given[split] = list(map(os.path.realpath, links))
-        self._linked = work_folder.linked_states(work)
+        self._linked = work_folder.linked_stamps(work)
         meter = CpuMeter(own_s=_own_cpu_s)
         try:
             with self._output:
@@ -237,7 +237,7 @@ class Watched:
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # lines printed while it was being ended
-            changed = [name for name, (path, before) in self._linked.items() if work_folder.state(path) != before]
+            changed = [name for name, (path, before) in self._linked.items() if work_folder.stamp(path) != before]
             if changed:
                 why = f"{some(changed)} beside it changed while it ran, perhaps by it, through a link: "
                 why += "let it save into out/ or logs/, which are not linked"

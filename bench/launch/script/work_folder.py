@@ -102,23 +102,23 @@ def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path],
             (work / name).symlink_to(Path(entry.path).absolute())
 
 
-def linked_states(work: Path) -> dict[str, tuple[Path, tuple[int, int] | None]]:
-    """Returns {name: (true path, state())} of files that the links in work/ lead to, at most MAX_LISTED."""
-    start, states = len(os.path.join(work, "")), dict[str, tuple[Path, tuple[int, int] | None]]()
+def linked_stamps(work: Path) -> dict[str, tuple[Path, list[int] | None]]:
+    """Returns {name: (true path, stamp())} of files that the links in work/ lead to, at most MAX_LISTED."""
+    start, stamps = len(os.path.join(work, "")), dict[str, tuple[Path, list[int] | None]]()
     for link in filter(os.DirEntry.is_symlink, plain_file.entries_below(work)):
         inner = (entry.path for entry in plain_file.entries_below(os.path.realpath(link.path)) if entry.is_file())
         for path in inner if link.is_dir() else [os.path.realpath(link.path)]:
-            if len(states) >= MAX_LISTED:
-                return states
+            if len(stamps) >= MAX_LISTED:
+                return stamps
             name = link.path[start:] + path.removeprefix(os.path.realpath(link.path))
-            states[name] = Path(path), state(Path(path))
-    return states
+            stamps[name] = Path(path), stamp(Path(path))
+    return stamps
 
 
-def state(path: Path) -> tuple[int, int] | None:
-    """Returns (size in bytes, ns of the last change) of a file; None if it is gone."""
+def stamp(path: Path) -> list[int] | None:
+    """Returns shards.stamp_of() the file; None if it is gone."""
     with contextlib.suppress(OSError):
-        return path.stat().st_size, path.stat().st_mtime_ns
+        return shard_files.stamp_of(path)
     return None
 
 
