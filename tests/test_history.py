@@ -357,9 +357,8 @@ def steps(inputs, github):
     return [step for step in action["runs"]["steps"] if "run" in step], filled
 
 
-@pytest.mark.slow  # eight runs of a script
-def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
-    """Runs step by step as a runner does, with a gh that keeps what it is given."""
+def ci_job(tmp_path):
+    """Runs the Action's steps as a runner does, on a slower head -> what the test below looks at."""
     repo, temp = tmp_path / "repo", tmp_path / "runner"
     base, head = repository(repo, [10, 40])
     temp.mkdir()
@@ -384,7 +383,18 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
         codes[step["name"]] = done.returncode
         assert "Traceback" not in done.stderr, done.stderr
         outputs |= dict(line.split("=", 1) for line in output.read_text().splitlines())
-    assert codes == {"Key of the environment": 0, "Race": 0, "Comment": 0, "Verdict": 1}, done.stderr
+    return repo, temp, (base, head), cached, codes, outputs, summary
+
+
+@pytest.mark.slow  # eight runs of a script
+def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
+    """The gh keeps what it is given.  Where the machine was busy beside one arm, the job is run again, as it says."""
+    for attempt in "123":
+        (tmp_path / attempt).mkdir()
+        repo, temp, (base, head), cached, codes, outputs, summary = ci_job(tmp_path / attempt)
+        if codes["Verdict"] != os.EX_TEMPFAIL:
+            break
+    assert codes == {"Key of the environment": 0, "Race": 0, "Comment": 0, "Verdict": 1}
     assert outputs["code"] == "1" and len(outputs["sha256"]) == 16
     assert [folder for folder in cached if not folder.exists()] == [*cached[:2], cached[6]]  # all but the newest four
     comment = (repo / "speedrun" / "comment.md").read_text()

@@ -367,3 +367,14 @@ def test_of_the_files_made_of_shards_those_used_last_are_kept_and_all_in_use(tmp
         os.utime(path, (0, 0) if path != new else None)
     assert [path.exists() for path in [make("raw"), *made]] == [True, True, True, False, False]
     assert [path.exists() for path in (left, new, other)] == [False, True, True]
+
+
+def test_a_file_made_of_shards_that_is_used_again_has_not_changed_and_written_to_it_has(tmp_path, monkeypatch):
+    """Else a run would be warned of a change when another run, or its own sandbox, uses the same file."""
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
+    make = functools.partial(work_folder.made_of, [Path(__file__)], "raw", lambda path: path.write_bytes(b"1"))
+    made = make()
+    before = work_folder.stamp(made)
+    assert make() == made and work_folder.stamp(made) == before
+    made.write_bytes(b"2")
+    assert work_folder.stamp(made) != before

@@ -116,9 +116,13 @@ def linked_stamps(work: Path) -> dict[str, tuple[Path, list[int] | None]]:
 
 
 def stamp(path: Path) -> list[int] | None:
-    """Returns shards.stamp_of() the file; None if it is gone."""
+    """Returns shards.stamp_of() the file; None if it is gone.
+
+    Files of made_of() are compared without their ctime, which every run that uses them changes: see _use().
+    """
     with contextlib.suppress(OSError):
-        return shard_files.stamp_of(path)
+        size_bytes, mtime_ns, ctime_ns, inode = shard_files.stamp_of(path)
+        return [size_bytes, mtime_ns, 0 if path in _used else ctime_ns, inode]
     return None
 
 
