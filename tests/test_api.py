@@ -13,6 +13,7 @@ import pytest
 from browser import Browser, needs_browser
 
 from bench import api
+from bench.api import racing
 from bench.cli import compare as compare_cli
 from bench.cli import explain as explain_cli
 from bench.cli import judge as judge_cli
@@ -135,6 +136,17 @@ def test_a_race_in_a_thread_is_refused_before_it_is_planned(results):
     with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="call it in the main thread"):
         threads.submit(api.race, A="", B="optim=muon").result()
     assert list(results.iterdir()) == []
+
+
+def test_the_settings_of_an_arm_may_be_values_of_python(monkeypatch, results):
+    asked = []
+    monkeypatch.setattr(racing.planning, "begin", lambda request, *others: asked.append(request) or results)
+    monkeypatch.setattr(racing.runner, "go", lambda *args, **options: None)
+    monkeypatch.setattr(racing, "Race", lambda *args: None)
+    b = {"script.path": "/my runs/train.py", "model.tied": False, "data.gap": None, "script.args": ["--lr", 1]}
+    api.race("track=free", A="", B=b, looks=[2, 4], n=4)
+    words = ["script.path=/my runs/train.py", "model.tied=False", "data.gap=null", "script.args=[--lr,1]"]
+    assert asked[0]["arms"]["B"]["overrides"] == ["track=free", *words] and asked[0]["looks"] == [2, 4]
 
 
 def test_what_an_optional_package_is_needed_for_says_so(raced, monkeypatch):

@@ -96,14 +96,16 @@ def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_sta
     logs.mkdir()
     line = f"read {real_runs.REPO}/bench/x.py\n"
     (logs / "rank0.log").write_text(line * 50)
+    (logs / "rank1.log").write_bytes(b"\0\n\xff" + line.encode() * 50)  # as a progress bar prints, or an allocator
     (logs / "flight.bin").write_bytes(line.encode() * 50 + b"\0")
     (logs / "other.log").write_bytes(b"\xff\r\n" * 50)
     os.mkfifo(logs / "pipe.log")
     private.redact_logs(tmp_path, real_runs.REPO)
     assert (logs / "rank0.log").read_text() == "read ./bench/x.py\n" * 50
+    assert (logs / "rank1.log").read_bytes() == b"\0\n\xff" + b"read ./bench/x.py\n" * 50
     assert (logs / "flight.bin").read_bytes() == line.encode() * 50 + b"\0"
     assert (logs / "other.log").read_bytes() == b"\xff\r\n" * 50
-    assert len(list(logs.iterdir())) == 4
+    assert len(list(logs.iterdir())) == 5
 
 
 def held(path):

@@ -30,7 +30,7 @@ TABLE = {
     "report": "analysis base compare machine record web",
     "plans": "base compare config data launch machine record report training web",
     "claims": "base compare config machine plans record report training web",
-    "api": "analysis base claims compare launch plans record report web",
+    "api": "analysis base claims compare config launch plans record report web",
     "cli": "analysis api base claims compare config data launch machine plans record report",
     "__main__": "cli",
 }
@@ -61,8 +61,8 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_413,
-    "config": 3_275,
+    "base": 2_418,
+    "config": 3_284,
     "machine": 4_518,
     "data": 1_696,
     "record": 7_460,
@@ -72,12 +72,12 @@ BUDGET = {
     "compare": 3_501,
     "launch": 7_390,
     "report": 4_694,
-    "plans": 9_567,
+    "plans": 9_559,
     "claims": 3_438,
-    "api": 1_349,
+    "api": 1_352,
     "cli": 4_593,
     "models": 3_448,
-    "tests": 57_192,
+    "tests": 57_206,
 }
 SLACK = 250
 

@@ -1,5 +1,6 @@
 """Trains runs to compare them: speedrun.race()."""
 
+import shlex
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.api import plotting
 from bench.api.answers import Answer
 from bench.base.paths import results_root
+from bench.config import overrides
 from bench.launch import console
 from bench.plans.race import plan, planning, runner
 from bench.record import race_folder
@@ -54,8 +56,8 @@ def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_p
     """Plan, train and judge a race, with the arms interleaved: ./run.sh race.
 
     settings: settings of every arm, "goal.num_steps=100".  Arms are keywords that begin with a capital, A="",
-    B="optim=muon optim.lr=0.01" or B={"optim": "muon", "optim.lr": 0.01}; the others belong to the plan: n=5,
-    looks=[3, 5], alpha, margin (in the unit of the goal's metric), seed, name, on, compilations.
+    B="optim=muon optim.lr=0.01" or B={"optim": "muon", "optim.lr": 0.01}, in which None is null; the others belong to
+    the plan: n=5, looks=[3, 5], alpha, margin (in the unit of the goal's metric), seed, name, on, compilations.
     quiet: print nothing.  anyway: race even on a busy machine.  No numbers are printed until the race has ended.
     An interrupt ends it with the status "interrupted", and ./run.sh race --resume continues it.
     Raises ValueError if the arms or the plan cannot be raced, or in a thread, which gets no signals.
@@ -64,7 +66,8 @@ def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_p
         raise ValueError("race: no interrupt would reach its runs from a thread: call it in the main thread")
     arguments = []
     for name, value in arms_and_plan.items():
-        value = " ".join(f"{key}={setting}" for key, setting in value.items()) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            value = shlex.join(f"{key}={overrides.literal(setting)}" for key, setting in value.items())
         parts = value if isinstance(value, (list, tuple)) else [value]
         arguments.append(f"{name}={','.join(map(str, parts))}")
     results = results_root().absolute()

@@ -153,22 +153,27 @@ def redact_all(values: Any, repo: Path | str) -> Any:
 def redact_logs(folder: Path, repo: Path | str) -> None:
     """Redacts the text files in a run folder's logs/ in place, except those that cannot be read or written.
 
-    Binary files, such as NCCL's dumps, are not changed.  One block of a log is in memory at a time.
+    Binary files, such as NCCL's dumps, are not changed; *.log is text, whatever bytes a program printed besides.  One
+    block of a log is in memory at a time.
     """
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:
             is_private = False
             for block in _blocks(file):
-                if b"\0" in block:
+                if b"\0" in block and path.suffix != ".log":
                     break
-                text = block.decode(errors="replace")
-                is_private = is_private or redact(text, repo) != text
+                is_private = is_private or _redacted(block, repo) != block
             else:
                 if is_private:
                     file.seek(0)
                     with atomic.replacing(path, durable=False) as clean:
                         for block in _blocks(file):
-                            clean.write(redact(block.decode(errors="replace"), repo).encode())
+                            clean.write(_redacted(block, repo))
+
+
+def _redacted(block: bytes, repo: Path | str) -> bytes:
+    """Redacts what of a block is UTF-8 and keeps other bytes."""
+    return redact(block.decode(errors="surrogateescape"), repo).encode(errors="surrogateescape")
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:

@@ -100,6 +100,15 @@ def value_of(text: str) -> Any:
     return text.strip("'\"")
 
 
+def literal(value: Any) -> str:
+    """Formats a value for Hydra's command line: {first_window_tokens:8,window_tokens:224}."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{literal(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(literal, value)) + "]"
+    return "null" if value is None else str(value)
+
+
 def is_hydra_override(word: str) -> bool:
     """Returns whether a word sets something of Hydra's: hydra/launcher=joblib, hydra.launcher.n_jobs=2."""
     return bool(re.match(r"[+~]*hydra[./]", word))

@@ -33,6 +33,7 @@ from typing import Any
 import yaml
 
 from bench.config import compose, groups, schema
+from bench.config.overrides import literal
 from bench.config.typed import leaves
 from bench.launch import own_model, prepare
 
@@ -241,15 +242,6 @@ def _scaled(
             values["frozen_steps"] = {part: max(1, round(num * steps_frac)) for part, num in stage.frozen_steps.items()}
         stages.append(values)
     return wanted | ({"stages": stages} if stages else {})
-
-
-def literal(value: Any) -> str:
-    """Formats a value for Hydra's command line: {first_window_tokens:8,window_tokens:224}."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{literal(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(literal, value)) + "]"
-    return "null" if value is None else str(value)
 
 
 def settings_of(config: schema.Config) -> dict[str, Any]:
