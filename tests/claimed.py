@@ -288,7 +288,7 @@ class Racers:
             "session_id": run["session_id"],
         }
 
-    def start(self, folder, overrides, results, place, show=False, tick=None):
+    def start(self, folder, overrides, results, place, own=(), show=False, tick=None):
         *overrides, seed = overrides
         seed, arm = int(seed.removeprefix("seed=")), place["arm"]
         harm = self.hurt.pop(self.num_started, None)

@@ -347,6 +347,16 @@ def test_equal_losses_waive_no_test_of_another_metric(results, answer_of):
     assert (loss["metric"][0], loss["identical"], loss["verdict"]) == ("accuracy", False, "worse")
 
 
+def test_equal_losses_waive_nothing_within_a_budget_that_the_arms_use_differently(results, answer_of):
+    """The slower arm validates for the last time after the budget, so that an earlier validation counts."""
+    for run_of_arm, level in zip(raced(FAST, SLOW), (3.2, 5.6), strict=True):
+        for number, run in enumerate(run_of_arm):
+            goal, metrics = {"budget": {"time_s": 300.0}}, {"score": level + number / 1000}
+            write(results, run | {"seed": number, "goal": run["goal"] | goal, "metrics": run["metrics"] | metrics})
+    loss = answer_of(compare, "aaaaaaaa", "bbbbbbbb", "--on", "loss")["val_loss"]
+    assert (loss["identical"], loss["verdict"]) == (False, "worse")
+
+
 # ---- traces
 
 

@@ -485,6 +485,8 @@ def test_metrics_of_one_name_are_different_if_their_direction_or_pattern_is():
     rows += [rows[0] | {"metric_direction": "lower"}, rows[0] | {"config": ()}]
     ids = [effects._metric_id(row | {"metric_unit": ""}) for row in rows]
     assert len(set(ids)) == 4 and ids[0] == ids[-1]
+    own = [(json.dumps({"script.lines.val": pattern}),) for pattern in ("val (.*)", "ema (.*)")]
+    assert len({effects._metric_id(rows[0] | {"metric_unit": "", "config": config}) for config in (*own, ())}) == 3
 
 
 @pytest.mark.parametrize("pattern", [r"(x+x+)+y(?P<value>\S+)", r"(?:x|xx)*(?P<value>\d)", r"((?P<value>x?)){50}y"])

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from bench.compare import calibration, comparison, selection
 from bench.launch import ready
 from bench.machine import code_state, leases, preflight, processes
 from bench.machine.preflight import Check
+from bench.machine.signals import Interrupted
 from bench.plans import locks
 from bench.plans.race import arm_process, plan, planning, runner, state
 from bench.record import ledger, race_folder, run_folder
@@ -162,6 +164,63 @@ def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(result
     assert [start["attempt"] for start in starts] == [1, 1, 1, 1, 2, 1, 1]
     assert arms.num_started == 7
     with pytest.raises(ValueError, match="there is no unfinished race"):
+        race.main(["--resume"])
+
+
+def test_private_paths_of_a_race_stay_on_this_machine_until_it_ends(results, go, monkeypatch, tmp_path):
+    """Not the user's name in another folder either, /scratch/NAME: what is typed is kept apart for --resume."""
+    home, scratch = tmp_path / "home" / "janedoe", tmp_path / "scratch" / "janedoe"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(runner, "_spoilt", lambda *args: None)  # as of data that exist
+    arms = {"A": f"data.train_glob={home}/a.bin", "B": f"data.train_glob={scratch}/b.bin"}
+    words = ["data=shards", "data.vocab_size=257", f"data.val_glob={home}/v.bin"]
+    assert go(*(f"{name}={word}" for name, word in arms.items()), *words, "n=2", hurt={3: "kill"})[0] == 1
+    (folder,) = (results.folder / "races").iterdir()
+    began = state.read(folder, results.folder)
+    assert [arm["overrides"][-1] for arm in began.arms.values()] == [*arms.values()]
+    assert stat.S_IMODE((folder / race_folder.LOCAL).stat().st_mode) == 0o600
+    assert race.main(["--resume"]) == 0
+    assert not (folder / race_folder.LOCAL).exists()
+    for path in folder.iterdir():
+        assert "janedoe" not in path.read_text(), path
+    assert f"data.train_glob={tmp_path}/scratch/USER/b.bin" in (folder / "race.md").read_text()
+
+
+def test_arms_that_were_changed_beside_the_plan_are_not_raced(results, go):
+    go("A=", "B=optim.beta2=0.99", "n=2", hurt={3: "kill"})
+    (folder,) = (results.folder / "races").iterdir()
+    typed = json.loads((folder / race_folder.LOCAL).read_text())
+    typed["B"]["overrides"] = ["optim.beta2=0.98"]
+    (folder / race_folder.LOCAL).write_text(json.dumps(typed))
+    with pytest.raises(ValueError, match="it was changed while the race was running"):
+        race.main(["--resume"])
+
+
+def test_an_interrupt_hides_neither_a_change_of_the_installed_python_nor_a_failed_warm_up(results, go, monkeypatch):
+    """A cheat: what ends a race is done by a run that interrupts it at its end."""
+    go("A=", "B=", "n=2", hurt={3: "kill"})
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.machine.environment._last_change", lambda folder: (1, 1))
+        with pytest.raises(ValueError, match="the installed Python code changed since it was planned"):
+            race.main(["--resume"])
+    assert race.main(["--resume"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_spoilt", lambda *args: (_ for _ in ()).throw(Interrupted("SIGHUP")))
+        go("A=", "B=", "n=2", hurt={0: "fail"})
+    assert race.main(["--resume"]) == 1
+    outcomes = [json.loads(path.read_text()) for path in sorted((results.folder / "races").glob("*/race.json"))]
+    assert [outcome["status"] for outcome in outcomes] == ["complete", "abandoned"]
+    assert "the warm-up of" in outcomes[1]["why"]
+
+
+def test_a_slot_that_has_its_run_is_filled_by_no_other(results, go):
+    """A cheat: ./run.sh run --race TAG in an interrupted race, until the run of a slot pleases."""
+    _, arms = go("A=", "B=", "n=2", hurt={4: "kill"})
+    (folder,) = (results.folder / "races").iterdir()
+    slot = state.read(folder, results.folder).slots[3]
+    tag = {"race_id": folder.name, "arm": slot.arm, "position": 3, "discarded": False, "attempt": 2}
+    arms.start(None, [f"seed={slot.seed}"], results.folder, tag)
+    with pytest.raises(ValueError, match="run 4 is .*, complete, and the ledger has .* in its place"):
         race.main(["--resume"])
 
 

@@ -132,7 +132,7 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
     (tmp_path / "program").mkdir()
     (tmp_path / "program/.venv").symlink_to(tmp_path)  # the default interpreter of its scripts
     for word in (f"script.root={tmp_path}/program", f"script.python={tmp_path}/bin/python"):
-        pythons = arm_process.pythons_of({"arms": {"A": {"overrides": ["track=free", word]}}})
+        pythons = arm_process.pythons_of({"A": {"overrides": ["track=free", word]}})
         assert [Path(python).resolve() for python in pythons] == [tmp_path / "bin/python"]
     before = environment.surroundings(pythons)
 

@@ -18,12 +18,14 @@ import pytest
 import real_runs
 import scripted
 import torch
+import yaml
 from cases import slow
 
 from bench.claims.rules import runs
 from bench.cli import main as program
 from bench.compare import eligibility
-from bench.launch import opened
+from bench.config import identity
+from bench.launch import opened, prepare
 from bench.machine import code_state
 from bench.plans.race import arm_process, runner
 from bench.record import ledger, run_folder, step_files, verification
@@ -161,6 +163,40 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
     assert [row["train_loss"] for row in rows] == [None, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     assert [row["val_loss"] for row in rows] == [6.0, None, None, 3.0, None, None, 3.5]
     assert run["metrics"]["train_s"] == 0.36
+
+
+def test_an_edit_of_a_dialect_of_ones_own_is_another_config_and_its_patterns_are_recorded(tmp_path):
+    """Else a run could edit how the numbers of the other arm are read."""
+    own = tmp_path / "own.yaml"
+    shutil.copy(scripted.ODD.with_name("own_words.yaml"), own)
+    setup = [*scripted.TRACK, f"script={scripted.ODD}", f"script.dialect={own}"]
+
+    def config():
+        return identity.config_id(prepare.prepare(setup).config)
+
+    job = prepare.prepare(setup)
+    assert job.script.dialect == job.config.script.lines == yaml.safe_load(own.read_text())
+    before = config()
+    own.write_text(own.read_text().replace("val:", "val:  # the same"))
+    assert config() == before
+    own.write_text(own.read_text().replace("step:", "first_step: 0\nstep:"))
+    assert config() != before
+    with pytest.raises(ValueError, match="script.lines describe the lines too: keep one of them"):
+        prepare.prepare([*setup, "script.lines={step:'it (?P<step>[0-9]+)'}"])
+    lines = ["script.lines={step:'it (?P<step>[0-9]+)',val:'x (?P<step>[0-9]+)'}"]
+    with pytest.raises(ValueError, match="goal.metric=val_bpb: lines of script.lines have none"):
+        prepare.prepare([*setup[:-1], *lines, "goal.metric=val_bpb"])
+
+
+def test_a_metric_whose_last_value_is_no_number_fails_the_run(tmp_path):
+    """Else such runs, the bad ones, would not count."""
+    prints = "for step in range(3): print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
+    (tmp_path / "train.py").write_text(f"{prints}\nprint('accuracy nan')\n")
+    goal = ["goal.metric=accuracy", "goal.metric_direction=higher", r"goal.metric_pattern='accuracy (?P<value>\S+)'"]
+    alone = ["script.torchrun=false", "track=free", *goal]
+    failure = real_runs.run_json(scripted.run(tmp_path / "results", tmp_path / "train.py", *alone, expect=1))["failure"]
+    message = "the last accuracy that the script printed is nan, at step 2"
+    assert (failure["kind"], failure["message"]) == ("non_finite_loss", message)
 
 
 def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_are_not_copied_again(tmp_path):

@@ -93,6 +93,21 @@ def test_a_moved_results_folder_keeps_its_sweeps_and_a_damaged_one_says_so(resul
 # ---- what it found
 
 
+def test_private_paths_of_a_sweep_stay_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/janedoe")
+    words = [f"script={place}/janedoe/{name}.py" for place, name in (("/home", "a"), ("/scratch", "b"))]
+    folder = sweep.begin(tmp_path, "sweep-1", ["run", "-m", *words], [[word, "seed=1"] for word in words], None)
+    (folder / "multirun.yaml").write_text("cwd: /home/janedoe/code")
+    for number, word in enumerate(words):
+        sweep.keep(folder, number, [word, "seed=1"], {"folder": tmp_path / "free" / str(number)})
+    sweep.end(folder)
+    public = ["script=~/a.py", "script=/scratch/USER/b.py"]
+    assert [point.overrides for point in sweep.points(folder)] == [[word, "seed=1"] for word in public]
+    assert sweep.typed(folder, public) == words
+    for path in folder.iterdir():
+        assert "janedoe" not in path.read_text() or path.name == sweep.LOCAL, path
+
+
 def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(results):
     folder = make(results, not_run=[(0.003, 4, 1)], why="--budget 2h is spent", **{str((0.003, 4, 0)): LOST})
     swept = sweep_results.read(folder)

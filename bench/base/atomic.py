@@ -42,12 +42,16 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     refuse_record(path, option)
     content = content.encode() if isinstance(content, str) else content
     begins, has_title, _ = content.partition(b"<title>")  # as every page of bench/web/page.py
+    path = Path(os.path.realpath(path)) if path.is_symlink() and path.parts[:2] != ("/", "dev") else path
+    is_device = path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir()
+    if path.exists() and not (path.is_file() or is_device):
+        raise ValueError(f"{option} {path}: is no file, and would be replaced; name another path")
     is_other = path.is_file() and path.name not in PAGES and path.stat().st_size > 0
     if has_title and is_other and not _begins_with(path, begins):
         raise ValueError(f"{option} {path}: is no page of this program, and would be replaced; name another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir():
+        if is_device:
             path.write_bytes(content)
         else:
             write_bytes(path, content)

@@ -61,6 +61,12 @@ def shown(path: str | Path) -> str:
     return real if way.startswith(("../", "-")) or way in (os.curdir, os.pardir) else way  # "-x" is an option
 
 
+def shared(path: str | Path) -> str:
+    """Returns shown() with the home folder as ~, for tables and exports, which go to others; user_path() reads it."""
+    text, home = shown(path), os.path.join(os.path.realpath(os.path.expanduser("~")), "")
+    return f"~/{text.removeprefix(home)}" if text.startswith(home) and len(home) > 1 else text
+
+
 def project_folder() -> Path:
     """Returns the folder of results/ and .data/: the checkout, or the user's working folder.
 

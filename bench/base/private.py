@@ -3,11 +3,13 @@
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
 import secrets
 import socket
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -92,7 +94,7 @@ def redact(
     home = os.path.expanduser("~") if home is None else home
     users = (os.path.basename(home), *_logins()) if user is None else (user,)
     for folder, short in ((os.fspath(repo), "."), (home, "~")):
-        for path in {folder, os.path.realpath(folder)}:
+        for path in _spellings(folder):
             if len(path) > 1 and path in text:
                 text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-]*\w)", short, text)
     for name in {*users} - {"", "root"}:
@@ -106,9 +108,19 @@ def redact(
 
 
 @functools.lru_cache
+def _spellings(folder: str) -> tuple[str, ...]:
+    """Returns a folder, its true path and both as JSON and addresses have them, the longest first."""
+    paths = {folder, os.path.realpath(folder)}
+    paths |= {json.dumps(path)[1:-1] for path in paths} | {urllib.parse.quote(path, errors="replace") for path in paths}
+    return tuple(sorted(paths, key=len, reverse=True))
+
+
+@functools.lru_cache
 def _user(name: str) -> re.Pattern[str]:
     text = re.escape(name)
-    return re.compile(rf"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-)){text}(?![\w.-])|(?<![\w./-]){text}(?=@[\w.-])")
+    return re.compile(
+        rf"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-)){text}(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))|(?<![\w./-]){text}(?=@[\w.-])"
+    )
 
 
 @functools.lru_cache

@@ -151,7 +151,7 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
 def earlier_than(
     plan: Mapping[str, Any], arms_of_plan: tuple[str, str], results: Path, among: Container[str] | None = None
 ) -> Earlier | None:
-    """Returns the races of these two arms in a ledger that precede a plan; the plan itself need not be in it.
+    """Returns the races of these two arms, also in the other order, that precede a plan in a ledger, which may lack it.
 
     among: the ids of the races that count; None: all.
 
@@ -173,10 +173,12 @@ def earlier_than(
         if among is not None and line.get("race_id") not in among:
             continue
         arms = {name: tuple(kind) for name, kind in line["arms"].items()}
-        names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
+        baseline = arms.get(line.get("baseline"))
+        other = wanted[1] if baseline == wanted[0] else wanted[0] if baseline == wanted[1] else None
+        names = [name for name, kind in arms.items() if kind == other and name != line.get("baseline")]
         if line["race_id"] in over and not ran & {(line["race_id"], name) for name in names}:
             continue
-        if names and arms.get(line.get("baseline")) == wanted[0]:
+        if names:
             ended, log_left = "none", effects.log_left({}, None)  # if the race is unfinished, abandoned or deleted
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 race = race_folder.vouched(race_folder.of(results, line["race_id"]))
@@ -224,7 +226,7 @@ def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]
 
 def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> bool | None:
     """Returns whether both arms have the same seeds, and runs of one seed bit-identical losses and values of the goal's
-    metric, which may be another one.
+    metric, which may be another one, or that of the best validation within a budget.
 
     Returns None if the seeds differ, a seed or the steps are missing, or there are too many runs to read.
     """
@@ -233,7 +235,8 @@ def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> b
         by_seed.append({})
         for row, columns in zip(arm.rows, arm_losses, strict=True):
             if eligibility.is_timed(row):
-                score = None if row["metric"] == VAL_LOSS.name else row["score"]  # which the losses lack
+                is_loss = row["metric"] == VAL_LOSS.name and not row.get("budget")
+                score = None if is_loss else row["score"]  # of another metric or moment than the losses
                 by_seed[-1].setdefault(row["seed"], []).append((columns, score))
     a, b = by_seed
     runs = [columns for seeds in by_seed for seed_runs in seeds.values() for columns, _ in seed_runs]

@@ -98,7 +98,7 @@ class Loss(TypedDict):
     identical: bool | None  # whether all trajectories are bit-identical; None if unknown
     verdict: str  # whether B is shown to be no worse: waived, not_worse, worse, inconclusive or unknown
     p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
-    flattered: NotRequired[int | None]  # which arm has failed runs, as of flattered(); missing in earlier versions
+    flattered: NotRequired[int | None]  # which arm lacks values, as of flattered(); missing in earlier versions
     reasons: list[str]  # why the losses are not compared
     remarks: list[str]  # differences between the arms that may change losses
 
@@ -285,7 +285,8 @@ def val_loss(
     test = fitted.test if fitted else None
     edges = fitted.interval() if fitted else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
-    favoured = flattered(list(map(len, arms)), [sum(map(eligibility.is_complete, rows)) for rows in arms])
+    has_value = [sum(eligibility.is_complete(row) and row["score"] is not None for row in rows) for rows in arms]
+    favoured = flattered(list(map(len, arms)), has_value)
     judged = [
         target.loss_test([metric.sign * loss for loss in group], target_val_loss, p_value, metric) for group in values
     ]
@@ -315,7 +316,9 @@ def val_loss(
 
 def _metric_id(row: Row) -> tuple[str, ...]:
     """Returns what must be equal for two metrics to be one: name, direction, the pattern of a script's lines."""
-    metric, pattern = metric_of([row]), configs.group(row.get("config") or (), "goal").get("goal.metric_pattern")
+    metric, config = metric_of([row]), row.get("config") or ()
+    pattern = configs.group(config, "goal").get("goal.metric_pattern")
+    pattern = pattern or configs.group(config, "script").get("script.lines.val")
     return metric.name, metric.direction, *([f"by {pattern!r}"] if pattern else [])
 
 

@@ -171,7 +171,8 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
         sentence = _sentence_of_times(comparison, verdict)
     if on in ("loss", "steps_to_target") and (arm := comparison["val_loss"].get("flattered")) is not None:
         more, fewer = comparison["arms"][arm], comparison["arms"][1 - arm]
-        sentence += f"; more runs of {more} failed than of {fewer}, perhaps the bad ones: none counts in its favour"
+        lack = f"more runs of {more} than of {fewer} failed or have no value"
+        sentence += f"; {lack}, perhaps the bad ones: none counts in its favour"
     if effects.NOT_COUNTED in comparison["flags"]:
         metric = metric_of(comparison)
         lower = f"{'lower' if metric.sign > 0 else 'higher'} {metric.name} is"

@@ -43,12 +43,14 @@ def hashed(config: schema.Config) -> dict[str, Any]:
 
 def _settings(config: schema.Config) -> tuple[dict[str, Any], ...]:
     """Returns all settings as they are hashed today, then as earlier versions hashed them."""
-    as_asked = schema.to_dict(config)
+    whole = schema.to_dict(config)
+    as_asked = whole if whole["script"] is None else whole | {"script": whole["script"] | {"lines": None}}
     untimed = as_asked | {
         "instruments": {name: chosen | UNTIMED.get(name, {}) for name, chosen in config.instruments.items()}
     }
     any_repeats = untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}
-    return any_repeats | {"script": _in_any_folder(as_asked["script"])}, any_repeats, untimed, as_asked
+    newest, before = (any_repeats | {"script": _in_any_folder(asked["script"])} for asked in (whole, as_asked))
+    return newest, before, any_repeats, untimed, as_asked
 
 
 def _in_any_folder(script: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -187,6 +187,8 @@ class ScriptConfig:
     python: str | None = None  # the interpreter that runs the script; null: root's .venv, or this program's own
     env: dict[str, Any] | None = None  # further environment variables; null as a value takes the shell's
     dialect: str | None = None  # format of the script's lines: a name, or a yaml of patterns; null: detected
+    # patterns of the script's lines, {step: ..., val: ...}, which script.dialect=YAML gives too; null: those of dialect
+    lines: dict[str, Any] | None = None
     data: str | None = None  # the folder in which the script looks for shards; null: data/fineweb10B
     sandbox: bool | None = None  # run without network, home folder and other files; null: run as you
     raw_data: bool | None = None  # provide nanoGPT's train.bin and val.bin, without a header; null: shards

@@ -108,10 +108,11 @@ def doubts_about_own(folder: Path, job: Job, since_s: float) -> Iterator[dict[st
 
 
 def doubts_about_memory(since_s: float) -> Iterator[dict[str, Any]]:
-    """Removes System V shared memory that ended processes have used, and yields a doubt about it.
+    """Yields a doubt about System V shared memory that processes used which have ended, perhaps the run's.
 
-    It outlives processes, so that a run finds in it what an earlier one has left.  since_s: when the run began, as
-    time.time() gives it; memory that was last attached before, or by a program that still lives, is not the run's.
+    It outlives processes, so that a run finds in it what an earlier one has left.  It stays, as it may be another
+    program's.  since_s: when the run began, as time.time() gives it; memory that was last attached before, or by a
+    program that still lives, is not the run's.
     """
     used = {}  # {id: bytes}
     with contextlib.suppress(OSError, ValueError):
@@ -122,12 +123,10 @@ def doubts_about_memory(since_s: float) -> Iterator[dict[str, Any]]:
             if is_of_ended and of["lpid"] and max(of["atime"], of["dtime"]) >= int(since_s):
                 used[of["shmid"]] = of["size"]
     if used:
-        import ctypes  # which takes milliseconds of every start
-
-        for shm_id in used:
-            ctypes.CDLL(None).shmctl(shm_id, 0, None)  # IPC_RMID
-        doubt = f"it left {format_bytes(sum(used.values()))} of System V shared memory, in which a later run finds data"
-        yield {"rank": None, "instrument": FILES, "doubt": doubt}
+        what = f"{format_bytes(sum(used.values()))} of System V shared memory were used while it ran"
+        remedy = " ".join(f"-m {shm_id}" for shm_id in used)
+        why = f"{what}, and a later run finds data in them: if no program of yours needs them, ipcrm {remedy}"
+        yield {"rank": None, "instrument": FILES, "doubt": why}
 
 
 def _left_in_memory(since_s: float) -> list[str]:

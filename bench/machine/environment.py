@@ -209,12 +209,21 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
     facts["the limits of the control groups"] = [
         [text_of(group / limit) for limit in CPU_LIMITS] for group in _cgroups("cpu")
     ]
+    return facts | {f"the Python code in {folder}": state for folder, state in _python_code(pythons).items()}
+
+
+def python_sha256(pythons: Iterable[str] = ()) -> str:
+    """Returns a hash of the state of the installed Python code, as of surroundings(), which outlives the process."""
+    return hashlib.sha256(json.dumps(_python_code(pythons), sort_keys=True).encode()).hexdigest()
+
+
+def _python_code(pythons: Iterable[str]) -> dict[str, tuple[int, int]]:
     folders = {site.getusersitepackages(), *site.getsitepackages()}
     folders |= set(map(str, Path(site.getuserbase()).glob("lib/python*/site-packages")))  # of any version
     folders |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     prefixes = [Path(python).parent.parent for python in pythons]
     folders |= {str(path) for prefix in prefixes for path in prefix.glob("lib/python*/site-packages")}
-    return facts | {f"the Python code in {private.redact(folder, REPO)}": _last_change(folder) for folder in folders}
+    return {private.redact(folder, REPO): _last_change(folder) for folder in folders}
 
 
 def _last_change(folder: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from bench.base import atomic, stats
+from bench.base import stats
 from bench.base.metric import VAL_LOSS, Metric
 from bench.base.paths import REPO, shown
 from bench.base.text_table import counted
@@ -75,7 +75,7 @@ def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: b
     _say_few_validations(study)
     folder = sweep.begin(results, sweep_id, command, [], budget_s)
     if not is_begun:  # what another process that runs it writes there stays
-        atomic.write_json(folder / sweep.STUDY, study)
+        sweep.write_study(folder, study)
     return folder, budget_s
 
 
@@ -177,10 +177,12 @@ def planned(
     sweep_id = f"study-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
         begun = sweep.read_study(results / sweep.FOLDER / sweep_id)
-        if other := [key for key in PARSED if begun.get(key) != study.get(key)]:
+        arms = {name: sweep.public(arm) for name, arm in study["arms"].items()}
+        asked = study | {"arms": arms, "common": sweep.public(study["common"])}
+        if other := [key for key in PARSED if begun.get(key) != asked.get(key)]:
             why = f"its {', '.join(other)} are not those of this command, as of a study from elsewhere"
             raise ValueError(f"{sweep_id}: {why}: remove {shown(results / sweep.FOLDER / sweep_id)} to begin it anew")
-        study = begun
+        study = begun | {"arms": study["arms"], "common": study["common"]}
     budget_s = _budget_s(study, budget) if study["num_trials"] is None else None
     by_id_s = earlier_s(tracks, [own["config_id"] for own in facts.values()])
     known_s = {name: by_id_s[own["config_id"]] for name, own in facts.items() if own["config_id"] in by_id_s}
@@ -296,6 +298,8 @@ def num_trials(study: sweep.Study, budget: str, num_rounds: float) -> int:
 def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Race:
     """Finishes the search, then runs the race. Returns race.json. Raises Interrupted and ValueError."""
     study = sweep.read_study(folder)
+    study["common"] = sweep.typed(folder, study["common"])
+    study["arms"] = {name: sweep.typed(folder, arm) for name, arm in study["arms"].items()}
     if study["num_trials"] is None:
         assert budget_s is not None
         _search(folder, study, runs, 1)
@@ -303,7 +307,7 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
         say("study", f"a run takes {mean_s:.0f} s, of which it trains {train_s:.0f} s")
         number = num_trials(study, f"{budget_s:.0f}s", budget_s / RESERVE / mean_s / len(study["arms"]))
         study["num_trials"] = min(map(len, _search(folder, study, runs, number, budget_s).values()))
-        atomic.write_json(folder / sweep.STUDY, study)
+        sweep.write_study(folder, study)
     tried, metric = _search(folder, study, runs, study["num_trials"] or 0), sweep.metric_of(study)
     best_of = {name: sweep.best_of(losses, metric) for name, losses in tried.items()}
     for name, losses in tried.items():
@@ -323,7 +327,7 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
     arms = [f"{name}={shlex.join([*arm, best_words[name]])}" for name, arm in study["arms"].items()]
     settings = [f"n={study['n']}", "on=loss", f"alpha={study['alpha'] / 2!r}", "name=study"]
     race = planning.begin(plan.parse_request([*arms, *study["common"], *settings]), results, anyway=True)
-    atomic.write_json(folder / sweep.STUDY, study | {"race_id": race.name})
+    sweep.write_study(folder, study | {"race_id": race.name})
     return runner.go(race, results, anyway=True, is_new=True)
 
 
@@ -362,7 +366,8 @@ def _search(
             tried = sweep.trials(folder, study)
             for name, overrides in zip(todo, points, strict=True):
                 if len(tried[name]) == fewest:
-                    place = next(point.folder for point in sweep.points(folder) if point.overrides == overrides)
+                    own = sweep.public(overrides)
+                    place = next(point.folder for point in sweep.points(folder) if point.overrides == own)
                     failure = (place and run_folder.read(place)["failure"]) or {}
                     raise Failed(f"{name}: trial {place and place.name} failed: {failure.get('message')}")
     return tried

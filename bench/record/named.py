@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.base import escape
-from bench.base.paths import REPO, published_root, race_roots, results_root, shown, working_folder
+from bench.base.paths import REPO, published_root, race_roots, results_root, shared, working_folder
 from bench.record import certificates, race_folder, rows, run_folder, store, sweep
 
 CLAIM = "claim.yaml"  # the file that marks a folder as a claim
@@ -244,6 +244,6 @@ def listed(row_by_folder: Mapping[str, rows.Row]) -> list[rows.ListedRow]:
     for folder, row in row_by_folder.items():
         parent, _, name = folder.rpartition("/")
         if parent not in before:
-            before[parent] = shown(folder).removesuffix(name)
+            before[parent] = shared(folder).removesuffix(name)
         rows_found.append({**row, "folder": before[parent] + name, "certificate": certificates.outcome(folder)})
     return sorted(rows_found, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))

@@ -12,6 +12,7 @@ from bench.base.reading.damage import Damaged, reading_record
 from bench.record import ledger
 
 FOLDER = "races"
+LOCAL = ".local.tmp"  # {arm: its overrides ...} with private paths, for this machine until the race ends
 CACHES = ".caches.tmp"  # compilers' caches, in the folder of a race until it ends
 ARMS = "RACE_ARMS"  # variable of the runs of a race: the folders of its arms' scripts
 DEFAULT = "the default"

@@ -124,7 +124,7 @@ class Store(Database):
             for path in filter(None, self._folders):
                 self._below.setdefault(os.path.dirname(path), []).append(path)
             absolute = functools.partial(row_reader.absolute, home)  # without self, to avoid a cycle with db
-            shown = functools.cache(lambda folder: paths.shown(absolute(folder)))
+            shown = functools.cache(lambda folder: paths.shared(absolute(folder)))
             self.db.create_function("_shown", 2, lambda folder, name: f"{shown(folder)}/{name}")
             self.db.create_function("_certificate", 2, lambda *place: certificates.outcome(absolute(*place)))
             self._refresh(below)

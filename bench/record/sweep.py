@@ -9,21 +9,25 @@
 Each run that a sweep starts names it in run.json["sweep"]; a run that was complete before is only in points.jsonl.
 """
 
+import contextlib
 import hashlib
+import itertools
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
-from bench.base import atomic, utc
+from bench.base import atomic, private, utc
 from bench.base.metric import VAL_LOSS, Metric, named
-from bench.base.paths import results_root, shown
+from bench.base.paths import REPO, results_root, shown
 from bench.base.reading import json_file, plain_file
 from bench.config import overrides as config_overrides
 from bench.record import run_folder
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
+LOCAL = ".local.tmp"  # {override as the other files have it: as typed, with private paths}; stays on this machine
 STUDY = "study.json"
 SCHEMA_VERSION = 1
 RowT = TypeVar("RowT", bound=Mapping[str, Any])
@@ -86,17 +90,38 @@ def id_of(overrides: Iterable[str], config_ids: Iterable[str], source_sha256: st
     return f"sweep-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
 
 
+def public(overrides: Iterable[str]) -> list[str]:
+    """Returns overrides without private paths and names, as the files of a sweep have them."""
+    return [private.redact(text, REPO) for text in overrides]
+
+
+def typed(folder: Path, overrides: Iterable[str]) -> list[str]:
+    """Returns public() overrides of a sweep as its user typed them, as far as this machine knows."""
+    known = atomic.read_json(folder / LOCAL, {})
+    return [known.get(text, text) for text in overrides]
+
+
+def _remember(folder: Path, overrides: Iterable[str]) -> None:
+    """Keeps for typed() what public() changes."""
+    known, overrides = atomic.read_json(folder / LOCAL, {}), list(overrides)
+    changed = {short: text for short, text in zip(public(overrides), overrides, strict=True) if short != text}
+    if changed.items() - known.items():
+        atomic.write_json(folder / LOCAL, known | changed)
+        os.chmod(folder / LOCAL, 0o600)
+
+
 def begin(
     results: Path | str, sweep_id: str, command: Sequence[str], points: Sequence[Sequence[str]], budget_s: float | None
 ) -> Path:
     """Writes sweep.json of a sweep that starts or continues.  Returns the absolute path of its folder."""
     folder = Path(results).absolute() / FOLDER / sweep_id
     folder.mkdir(parents=True, exist_ok=True)
+    _remember(folder, itertools.chain(command, *points))
     facts: Facts = {
         "schema_version": SCHEMA_VERSION,
         "sweep_id": sweep_id,
-        "command": list(command),
-        "points": [list(overrides) for overrides in points],
+        "command": public(command),
+        "points": list(map(public, points)),
         "budget_s": budget_s,
         "started_at": utc.now(),
         "ended_at": None,
@@ -112,11 +137,13 @@ def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping[str, 
     results = folder.parent.parent
     name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)
     with open(folder / (f"points.{number}.jsonl" if apart else POINTS), "a") as file:
-        file.write(json.dumps({"number": number, "overrides": list(overrides), "folder": name}) + "\n")
+        file.write(json.dumps({"number": number, "overrides": public(overrides), "folder": name}) + "\n")
 
 
 def end(folder: Path, why: str | None = None) -> None:
     """Notes that the sweep has ended.  why: the reason if not every point has a run, else None."""
+    with contextlib.suppress(OSError, ValueError):  # Hydra's own file, which nothing of ours reads
+        atomic.write_text(folder / "multirun.yaml", private.redact(plain_file.text(folder / "multirun.yaml"), REPO))
     atomic.write_json(folder / NAME, {**read(folder), "ended_at": utc.now(), "why": why})
 
 
@@ -130,6 +157,13 @@ def read_study(folder: Path | str) -> Study:
     return cast(Study, json_file.read(Path(folder) / STUDY, Study))
 
 
+def write_study(folder: Path, study: Study) -> None:
+    """Writes study.json, with overrides as public() has them."""
+    _remember(folder, itertools.chain(study["common"], *study["arms"].values()))
+    arms = {name: public(arm) for name, arm in study["arms"].items()}
+    atomic.write_json(folder / STUDY, study | {"arms": arms, "common": public(study["common"])})
+
+
 def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
     """Returns {arm: {value of the setting: metric}} of a study's trials that have ended, in the order of the values.
 
@@ -140,7 +174,7 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
     metric_by_value: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
     code_of: dict[str, str | None] = {}
     for point in points(folder):
-        name = next(name for name, settings in study["arms"].items() if set(settings) <= set(point.overrides))
+        name = next(name for name, settings in study["arms"].items() if set(public(settings)) <= set(point.overrides))
         run = point.folder and run_folder.read(point.folder)
         if not run:
             continue
@@ -175,12 +209,12 @@ def best_of(tried: Mapping[float, float], metric: Metric = VAL_LOSS) -> float:
 
 
 def points(folder: Path | str) -> list[Point]:
-    """Returns all requested points in order, with their newest records."""
+    """Returns all requested points in order, with public() overrides and their newest records."""
     folder = Path(folder)
     kept: dict[tuple[str, ...], str] = {}
     for line in _lines(folder):
-        kept[tuple(line["overrides"])] = line["folder"]
-    requested = [tuple(overrides) for overrides in read(folder)["points"]]
+        kept[tuple(public(line["overrides"]))] = line["folder"]
+    requested = [tuple(public(overrides)) for overrides in read(folder)["points"]]
     points = []
     for number, overrides in enumerate(dict.fromkeys([*requested, *kept])):  # a search adds points as it goes
         results, name = folder.parent.parent, kept.get(overrides, "")

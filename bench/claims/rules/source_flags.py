@@ -1,14 +1,20 @@
 """Which flags of inductor, dynamo and torch.compile a script's source sets, read from its syntax tree.
 
-Names are followed through imports (import torch._inductor.config as c) and assignments, within each function.  Where a
-source passes such a module on, or writes variables that it computes, it may set flags that are not seen here.
+Names are followed through imports (import torch._inductor.config as c) and assignments, within each function.  Whatever
+else a source does with such a module, torch.compile or the names of their variables is left to a reader (Found.unseen).
 """
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 MODULES = ("inductor", "dynamo")
+BARE = {"torch._inductor", "torch._dynamo", "torch._inductor.config", "torch._dynamo.config", "torch.compile"}
+NAMED = re.compile(r"_inductor|_dynamo|TORCH_?(INDUCTOR|DYNAMO|COMPILE)_")  # in a text: of a module or a variable
+METHODS = ("patch", "load_config")  # of a module of flags, which set some
+READS = ("getattr", "hasattr", "setattr", "__setattr__")  # whose second argument names one attribute
+READERS = ("print", "os.getenv", "os.environ.get", "os.environ.pop", "logging.getLogger")  # to which a text is harmless
 VARIABLES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_")
 ENVIRON = ("os.environ", "os.environb")
 SETTERS = ("update", "setdefault", "__setitem__")  # of os.environ
@@ -29,13 +35,15 @@ def flags_of(sources: Mapping[str, str]) -> Found | None:
     found = Found({}, {})
     for text in sources.values():
         try:
-            _visit(ast.parse(text), {}, found)
+            tree = ast.parse(text)
+            parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+            _visit(tree, {}, parents, found)
         except (SyntaxError, ValueError, RecursionError):
             return None
     return found
 
 
-def _visit(scope: ast.AST, outer: Mapping[str, str], found: Found) -> None:
+def _visit(scope: ast.AST, outer: Mapping[str, str], parents: Mapping[ast.AST, ast.AST], found: Found) -> None:
     """Adds what a module or a function sets.  outer: {name: dotted path that it stands for} around it."""
     nodes, inner = list(_own_nodes(scope)), list[ast.AST]()
     paths = dict(outer)
@@ -49,10 +57,14 @@ def _visit(scope: ast.AST, outer: Mapping[str, str], found: Found) -> None:
                 paths[target.id] = path
     for node in nodes:
         found.flags.update(_set_by(node, paths))
-        found.unseen.update(_passed_on(node, paths))
         inner += [node] if isinstance(node, SCOPES) and node is not scope else []
+    for node in nodes:
+        if _is_unclear(node, paths, parents, found.flags):
+            while not isinstance(node, ast.stmt):
+                node = parents[node]
+            found.unseen[ast.unparse(node).partition("\n")[0]] = node.lineno
     for function in inner:
-        _visit(function, paths, found)
+        _visit(function, paths, parents, found)
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
@@ -108,9 +120,9 @@ def _path(node: ast.AST, paths: Mapping[str, str]) -> str:
 
 def _set_by(node: ast.AST, paths: Mapping[str, str]) -> Iterator[Place]:
     """Yields the flags that one node sets."""
-    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
         yield from _of_config(_path(node, paths), node.lineno)
-    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+    elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         path = _path(node.value, paths)
         yield from _of_environ([node.slice] if path in ENVIRON else [], node.lineno)
         yield from _of_config(f"{path.removesuffix('.__dict__')}.{_text(node.slice)}", node.lineno)
@@ -128,7 +140,8 @@ def _set_by_call(call: ast.Call, paths: Mapping[str, str]) -> Iterator[Place]:
         keywords += [ast.Constant(keyword.arg)] if keyword.arg else _keys(keyword.value)
     if function == "os.putenv" or (of in ENVIRON and name in SETTERS):
         yield from _of_environ([first, *_keys(first), *keywords], call.lineno)
-    elif name in ("setattr", "__setattr__") and len(call.args) > 1:
+    elif name in ("setattr", "__setattr__", "__delattr__", "delattr") and len(call.args) > 1:
+        yield from _of_config(f"{of}.{_text(first)}", call.lineno)  # of the module's own __setattr__
         yield from _of_config(f"{_path(first, paths)}.{_text(call.args[1])}", call.lineno)
     elif getattr(call.func, "attr", function) == "compile" or "torch.compile" in (function, _path(first, paths)):
         yield from ((f"compile.{name}", call.lineno) for name in map(_text, keywords) if name in COMPILE_OPTIONS)
@@ -139,24 +152,58 @@ def _set_by_call(call: ast.Call, paths: Mapping[str, str]) -> Iterator[Place]:
             yield from _of_config(f"{of}.{_text(key)}", call.lineno)
 
 
-def _passed_on(node: ast.AST, paths: Mapping[str, str]) -> Iterator[Place]:
-    """Yields statements that hand a module of flags to something else, or set variables by names that are computed."""
-    values: list[ast.AST] = []
-    if isinstance(node, ast.Call):
-        values = [*node.args, *(keyword.value for keyword in node.keywords)]
-        of, _, name = _path(node.func, paths).rpartition(".")
-        if name in ("setattr", "__setattr__", "getattr", "hasattr") and len(node.args) > 1 and _text(node.args[1]):
-            values = []
-        if of in ENVIRON and name in SETTERS and node.args and not (_keys(node.args[0]) or _text(node.args[0])):
-            yield ast.unparse(node), node.lineno
-    elif isinstance(node, (ast.Tuple, ast.List, ast.Dict, ast.Return, ast.For, ast.Starred)):
-        values = list(ast.iter_child_nodes(node))
-    elif isinstance(node, ast.AugAssign) and _path(node.target, paths) in ENVIRON and not _keys(node.value):
-        yield ast.unparse(node), node.lineno
-    for target, value in _assigned([node]):
-        values += [] if isinstance(target, ast.Name) else [value]
-    if any(_path(value, paths) in [f"torch._{module}.config" for module in MODULES] for value in values):
-        yield ast.unparse(node).partition("\n")[0], getattr(node, "lineno", 0)
+def _is_unclear(
+    node: ast.AST, paths: Mapping[str, str], parents: Mapping[ast.AST, ast.AST], flags: Mapping[str, int]
+) -> bool:
+    """Returns whether flags that are not among `flags` may be set by this use of a module, of compile or of a name."""
+    parent = parents.get(node, node)
+    calls = _path(parent.func, paths) if isinstance(parent, ast.Call) else ""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and NAMED.search(_text(node)):
+        is_read = isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Load)
+        return not (
+            f"env.{_text(node)}" in flags
+            or isinstance(parent, ast.Expr | ast.JoinedStr | ast.Compare)
+            or (is_read and _path(parent.value, paths) in ENVIRON)  # type: ignore[attr-defined]
+            or calls in READERS
+        )
+    if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+        path = _path(node, paths)
+        of, _, name = path.rpartition(".")
+        is_method = of in BARE and of.endswith(".config") and (name.startswith("__") or name in METHODS)
+        if isinstance(parent, ast.Attribute) or not (path in BARE or is_method):
+            return False
+        if isinstance(parent, ast.Call):
+            is_named = calls.rpartition(".")[2] in READS and len(parent.args) > 1 and bool(_text(parent.args[1]))
+            is_compile = path == "torch.compile" and parent.args and node is parent.args[0] and "partial" in calls
+            return not (node is parent.func or is_named or is_compile)
+        if isinstance(parent, ast.Subscript):
+            return not _text(parent.slice)
+        is_alias = any(value is node and isinstance(target, ast.Name) for target, value in _assigned([parent]))
+        is_alias = is_alias and not isinstance(parents.get(parent), ast.ClassDef)  # whose names are attributes
+        return not (is_alias or isinstance(parent, ast.Expr) or node in getattr(parent, "decorator_list", ()))
+    if isinstance(node, ast.ImportFrom):
+        return bool(NAMED.search(node.module or "")) and any(alias.name == "*" for alias in node.names)
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return _path(node.value, paths) in ENVIRON and not _text(node.slice)
+    if isinstance(node, ast.AugAssign):
+        return _path(node.target, paths) in ENVIRON and not _keys(node.value)
+    return isinstance(node, ast.Call) and _is_unclear_call(node, paths)
+
+
+def _is_unclear_call(call: ast.Call, paths: Mapping[str, str]) -> bool:
+    function = _path(call.func, paths)
+    of, _, name = function.rpartition(".")
+    given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg is None)]
+    is_computed = not any(_keys(value) or _text(value) for value in given[:1])
+    if function in ("exec", "eval"):
+        return True
+    if of in ENVIRON and name in SETTERS:
+        return bool(given) and is_computed
+    if name == "compile" or getattr(call.func, "attr", "") == "compile":
+        return any(keyword.arg is None and not _keys(keyword.value) for keyword in call.keywords)
+    if of.endswith(("_inductor.config", "_dynamo.config")):  # load_config(file), patch(**flags)
+        return is_computed and not any(keyword.arg for keyword in call.keywords)
+    return False
 
 
 def _of_config(path: str, line: int) -> Iterator[Place]:

@@ -4,6 +4,7 @@ The launcher calls it once the ranks have ended.  It reads the script's lines wi
 script opened and how it ended (training/script_worker.py).
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ def write(
     assert job.script is not None
     goal, script, num_ranks = job.config.goal, job.script, job.config.hardware.num_processes or 1
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
-    shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
+    shown = dialect if dialect is None or isinstance(dialect, str) else script.dialect_file or "script.lines"
     facts = [_facts(folder / f".rank{rank}.facts.tmp") for rank in range(num_ranks)]
     opened = OpenedFiles(folder, job, noted(folder, num_ranks), work_shards)
     used = work_folder.keep_used(folder, script, opened.read)
@@ -139,7 +140,11 @@ def write(
         return failures.failure("bad_setting", TOO_SHORT.format(f"goal.{budget}", first))
     if goal.token_budget is not None and foreign.batch_tokens is None:
         return failures.failure("no_metric_lines", NO_TOKENS.format(goal.token_budget)) | {"hint": BY_TIME}
-    if any(row.get(goal.of.name) is not None for row in rows):
+    values = [(row["step"], row[goal.of.name]) for row in rows if row.get(goal.of.name) is not None]
+    if values and not math.isfinite(values[-1][1]):
+        why = f"the last {goal.of.name} that the script printed is {values[-1][1]}, at step {values[-1][0]}"
+        return failures.failure("non_finite_loss", why, None, values[-1][0]) | {"hint": LOWER}
+    if values:
         return None
     names = [name for name in VALIDATED if any(row.get(name) is not None for row in rows)]
     remedy = f"; it printed {' and '.join(names)}: give goal.metric={names[0]}" if names else ""
@@ -193,7 +198,7 @@ class Printed(NamedTuple):
         return metrics.step_past_budget(facts, self.rows)
 
 
-def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
+def read(dialect: dialects.Dialect | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
     """Reads what a script has printed; None if no line reports a step.  lines: as Output.lines.  Raises TooLong."""
     with patterns.limited(MATCHING_CPU_S):
         runs, file_facts = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})

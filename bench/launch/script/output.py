@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -30,12 +31,12 @@ class Output:
     .late_ns: {t_ns: by how much its lines may have arrived earlier}, without zeros; .gaps_ns: as in
     stamped_pipes.StampedPipes.
 
-    dialect: a name or a yaml's path; None: any of dialects.NAMES.
+    dialect: None: any of dialects.NAMES.
     """
 
-    def __init__(self, folder: Path, num_ranks: int, dialect: str | None):
+    def __init__(self, folder: Path, num_ranks: int, dialect: dialects.Dialect | None):
         self.pipes = [str(folder.absolute() / f".rank{rank}.pipe.tmp") for rank in range(num_ranks)]
-        names = dialects.NAMES if dialect is None else (dialect,)
+        names: Iterable[dialects.Dialect] = dialects.NAMES if dialect is None else (dialect,)
         self.looks_like = re.compile("|".join(f"(?:{dialects.reader_of(name).looks_like.pattern})" for name in names))
         self.lines: list[tuple[int, str]] = []
         self.late_ns: dict[int, int] = {}

@@ -55,7 +55,8 @@ class Script:
     python: str  # the interpreter
     args: tuple[str, ...]  # may contain {seed}
     env: Mapping[str, str]
-    dialect: str | None  # a name, or the path of a yaml; None: detected from the output
+    dialect: str | Mapping[str, Any] | None  # a name, or script.lines; None: detected from the output
+    dialect_file: str | None  # the yaml that script.lines are from, without private paths; None: from no yaml
     data: PurePosixPath  # folder of the shards, below its working folder
     raw_data: bool
     sandbox: bool
@@ -136,20 +137,27 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     data = PurePosixPath(settings.data or DATA)
     if data.is_absolute() or ".." in data.parts or not data.name:
         raise ValueError(f"script.data={settings.data}: give a folder below the script's own, e.g. {DATA}")
-    dialect = settings.dialect
+    dialect: str | Mapping[str, Any] | None = settings.dialect
     from bench.record.importers import dialects  # imports numpy, which launchers of our own runs do not need
 
-    if dialect is not None and dialect not in dialects.NAMES:
-        dialect = str(user_path(dialect).absolute())
-        dialects.read_yaml(dialect, f"script.dialect={settings.dialect}")
-        settings.dialect = private.redact(dialect, REPO)
+    where, dialect_file = f"script.dialect={settings.dialect}", None
+    if settings.lines is not None and settings.dialect is not None:
+        raise ValueError(f"{where}: script.lines describe the lines too: keep one of them")
+    if settings.dialect is not None and settings.dialect not in dialects.NAMES:  # its patterns belong to the settings
+        path = str(user_path(settings.dialect).absolute())
+        settings.lines, dialect_file = dialects.read_yaml(path, where), private.redact(path, REPO)
+        settings.dialect = dialect_file
+    if settings.lines is not None:
+        dialect, where = settings.lines, where if dialect_file else "script.lines"
+        dialects.reader_of(dialect)
     metric = config.goal.of.name
     if dialect is not None and config.goal.metric_pattern is None and metric not in dialects.metrics_of(dialect):
-        why = f"lines of script.dialect={settings.dialect} have none"
+        why = f"lines of {where} have none"
         raise ValueError(f"goal.metric={metric}: {why}: give another metric, or goal.metric_pattern for it")
     args, command = tuple(settings.args or ()), None if settings.command is None else tuple(settings.command)
     env, flags = settings.env or {}, (bool(settings.raw_data), bool(settings.sandbox))
-    script = Script(typed, own, settings.module, command, torchrun, python, args, env, dialect, data, *flags)
+    lines = dialect, dialect_file
+    script = Script(typed, own, settings.module, command, torchrun, python, args, env, *lines, data, *flags)
     if script.sandbox:
         _check_sandbox(config, script)
     if is_rooted:

@@ -26,6 +26,10 @@ EDGES = {
     "nanochat": (r"^step (\d+)/\d+ \(", 1),
     "kempnerforge": (r"\[step (\d+)\] loss=", 0),
     "llm.c": (r"^step\s+(\d+)/\d+ \|", 0),
+    "nanoswe": (r"^step (\d+) \| loss ", 1),
+    "autoresearch": (r"^step (\d+) \(.*remaining: ", 1),
+    "slowrun": (r"^step (\d+) \(.*bf16_mfu", 0),
+    "parameter-golf": (r"^(?:step:)?(\d+)/\d+ train_loss:", 0),
 }
 
 
@@ -36,7 +40,7 @@ class Noted(TypedDict):
     disturbed: NotRequired[list[int]]  # first and last step
 
 
-def profile_of(chosen: Mapping[str, Section], dialect: str | None) -> Section | None:
+def profile_of(chosen: Mapping[str, Section], dialect: dialects.Dialect | None) -> Section | None:
     """Returns what bench/training/script_profiler.py reads of the launch file, None without a window."""
     windows = _windows(chosen)
     if not windows:
@@ -49,11 +53,11 @@ def profile_of(chosen: Mapping[str, Section], dialect: str | None) -> Section | 
     return {"windows": window_facts, "edges": edges(dialect)}
 
 
-def edges(dialect: str | None) -> list[tuple[str, int]]:
-    """Returns patterns of lines that report a finished step, as in EDGES.  dialect: a name or the path of a yaml."""
-    return (
-        [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
-    )
+def edges(dialect: dialects.Dialect | None) -> list[tuple[str, int]]:
+    """Returns patterns of lines that report a finished step, as in EDGES."""
+    if dialect is None:
+        return list(EDGES.values())
+    return [EDGES[dialect] if isinstance(dialect, str) else dialects.edge(dialect)]
 
 
 def step_done(line: str, patterns: Sequence[tuple[str, int]]) -> int | None:

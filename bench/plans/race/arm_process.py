@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from bench.base import atomic, credentials
+from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, user_path, working_folder
 from bench.config import identity, schema, user_code
 from bench.machine import code_copy, code_state, sandbox
@@ -220,17 +220,17 @@ def start(
     overrides: Sequence[str],
     results: Path | str,
     tag: Mapping[str, Any],
+    own: Iterable[str] = (),
     show: bool = False,
     tick: Callable[[], object] = lambda: None,
 ) -> str:
-    """Runs an arm once. Returns the last printed lines. tag: for run.json["race"]; show, tick: as in run_to_end().
+    """Runs an arm once. Returns the last printed lines. tag: for run.json["race"]; own: import paths of all arms' own
+    code; show, tick: as in run_to_end().
 
     If its tag has a compilation, it shares the compilers' caches only with other runs of that compilation.
     """
     race = race_folder.of(results, tag["race_id"])
-    arms = atomic.read_json(race / "plan.json", {}).get("arms", {})
-    scripts = [path for arm in arms.values() for path in arm.get("own", ()) if path.endswith(user_code.SCRIPT_MAIN)]
-    folders = {os.path.realpath(user_code.script_of(path)[0]) for path in scripts}
+    folders = {os.path.realpath(user_code.script_of(path)[0]) for path in own if path.endswith(user_code.SCRIPT_MAIN)}
     env = environment(results) | {race_folder.ARMS: os.pathsep.join(sorted(folders))}
     if "compilation" in tag:
         cache = caches(race) / f"{tag['arm']}-{tag['compilation']}"
@@ -239,9 +239,9 @@ def start(
     return run_to_end(folder, ["--race", json.dumps(tag), *overrides], env, show, tick=tick)
 
 
-def pythons_of(race_plan: Mapping[str, Any]) -> list[str]:
-    """Returns the paths of the interpreters of scripts that a plan names, and of those that their folders have."""
-    words = [word.partition("=") for arm in race_plan["arms"].values() for word in arm["overrides"]]
+def pythons_of(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns the paths of the interpreters of scripts that arms name, and of those that their folders have."""
+    words = [word.partition("=") for arm in arms.values() for word in arm["overrides"]]
     named = [str(user_path(path)) for key, _, path in words if key == "script.python"]
     return named + [str(user_path(path) / ".venv/bin/python") for key, _, path in words if key == "script.root"]
 

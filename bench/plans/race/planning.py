@@ -1,13 +1,14 @@
 """Makes a race's plan: checks each arm by its own code, draws seeds and an order, enters a hash into the ledger."""
 
 import itertools
+import os
 import secrets
 import shutil
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.base import atomic, utc
+from bench.base import atomic, private, utc
 from bench.base.metric import VAL_LOSS
 from bench.base.paths import REPO, user_path
 from bench.base.reading import json_file
@@ -15,7 +16,7 @@ from bench.base.reading.damage import reading_record
 from bench.compare import eligibility, target
 from bench.launch import ready
 from bench.launch.console import say
-from bench.machine import git, leases
+from bench.machine import environment, git, leases
 from bench.machine.preflight import Check
 from bench.plans.race import arm_process, plan, state, worktrees
 from bench.record import ledger, race_folder
@@ -40,9 +41,14 @@ def begin(
     """
     draft, facts = planned(request, results, anyway, facts, may_be_identical)
     agree_on_machine(facts, anyway, draft["on"])
+    draft["python_sha256"] = environment.python_sha256(arm_process.pythons_of(draft["arms"]))
+    typed = {name: {key: arm[key] for key in state.PRIVATE if key in arm} for name, arm in draft["arms"].items()}
+    draft["arms"] = {name: arm | private.redact_all(typed[name], REPO) for name, arm in draft["arms"].items()}
     folder = race_folder.of(results, draft["race_id"])
     try:
         folder.mkdir(parents=True)
+        atomic.write_json(folder / race_folder.LOCAL, typed)
+        os.chmod(folder / race_folder.LOCAL, 0o600)
         atomic.write_json(folder / "plan.json", draft)
         ledger.append(results, "plan", **_facts_of(draft))
     except OSError as error:

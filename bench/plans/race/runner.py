@@ -145,7 +145,7 @@ def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[
 
     Returns {arm: arm_process.facts()}.
     """
-    arms = race.plan["arms"]
+    arms = race.arms
     code_and_overrides = {name: (folders[name], arms[name]["overrides"]) for name in arms}
     all_facts = arm_process.facts_of_arms(code_and_overrides, race.results)
     for name, facts in all_facts.items():
@@ -170,13 +170,17 @@ def series_of(design: Mapping[str, Any], num_done: int = 0, live: bool = True) -
 
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
-    num_done = sum(slot.is_done for slot in race.slots)
-    pythons = arm_process.pythons_of(race.plan)
+    pythons, arms = arm_process.pythons_of(race.arms), race.arms
+    if race.plan.get("python_sha256") not in (None, environment.python_sha256(pythons)):  # after an interrupt
+        raise ValueError(f"{race.race_id}: the installed Python code changed since it was planned: begin a new race")
     before = environment.surroundings(pythons)
-    with series_of(race.plan, num_done, live=not show) as series:
+    ended = [slot for slot in race.slots if slot.is_done]
+    if ended and (why := _spoilt(race, ended[-1], arms[ended[-1].arm], ())):  # an interrupt came before this was asked
+        return "abandoned", why
+    with series_of(race.plan, len(ended), live=not show) as series:
         while (slot := race.next_slot()) is not None:
             _draw(race, series.bars)
-            arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
+            arm, num_attempts = arms[slot.arm], len(slot.attempts)
             if num_attempts >= plan.MAX_ATTEMPTS:
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
@@ -221,13 +225,15 @@ def _draw(race: State, bars: Bars) -> None:
 def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) -> State:
     """Runs one slot of the plan. Returns the race's state after it."""
     series.begin()
-    arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
+    arm, num_attempts = race.arms[slot.arm], len(slot.attempts)
     tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
     tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
     tag |= {"compilation": slot.compilation} if race.plan.get("compilations", 1) > 1 else {}
     tag |= {"looks": slot.position == min(other.position for other in race.slots if other.arm == slot.arm)}
     tick = BlindBar(race.results / race.plan["track"], arm["config_id"], slot.seed, series).tick
-    tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], race.results, tag, show, tick)
+    scripts = [path for other in race.arms.values() for path in other.get("own", ())]
+    words = [*arm["overrides"], f"seed={slot.seed}"]
+    tail = arm_process.start(folder, words, race.results, tag, scripts, show, tick)
     made = {run for other in race.slots for run, _ in other.attempts}
     race = state.read(race.folder, race.results)
     done = race.slots[slot.position]
@@ -372,6 +378,7 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
     sha256 = ledger.sha256_of(folder / "race.json")
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
     shutil.rmtree(arm_process.caches(folder), ignore_errors=True)
+    (folder / race_folder.LOCAL).unlink(missing_ok=True)
     from bench.report import race_page
 
     try:

@@ -1,11 +1,14 @@
 """Reads how far a race has come from its plan, the ledger and the run folders each time, and nothing else."""
 
 import contextlib
+import functools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from bench.base import atomic, private
+from bench.base.paths import REPO
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.plans import locks
@@ -15,6 +18,7 @@ from bench.record import ledger, race_folder, run_folder
 LOCK = ".lock.tmp"  # a name that git ignores
 OF_THE_DISK = ("disk_full", "disk_error")
 OF_THE_MACHINE = ("agent_killed", "folder_removed", *OF_THE_DISK)  # kinds of failure that are not the arm's fault
+PRIVATE = ("overrides", "own", "deviations")  # what of an arm may hold private paths, which plan.json has without them
 RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
 
 
@@ -72,6 +76,18 @@ class State:
     @property
     def race_id(self) -> str:
         return str(self.plan["race_id"])
+
+    @functools.cached_property
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """The arms of the plan with paths as they were typed, as far as this machine knows them.
+
+        Raises ValueError if it knows other arms than those of the plan.
+        """
+        typed = atomic.read_json(self.folder / race_folder.LOCAL, {})
+        arms = {name: arm | typed.get(name, {}) for name, arm in self.plan["arms"].items()}
+        if private.redact_all(arms, REPO) != private.redact_all(self.plan["arms"], REPO):
+            raise ValueError(f"{self.folder / race_folder.LOCAL}: it was changed while the race was running")
+        return arms
 
     def next_slot(self) -> Slot | None:
         """Returns the first open slot, or None."""
@@ -133,6 +149,9 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         position = cast(dict[str, int], events["start"]["race"] or {}).get("position", -1)
         if not 0 <= position < len(slots):
             raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
+        if slots[position].is_done:
+            done, status = slots[position].attempts[-1]
+            raise ValueError(f"{folder}: run {position + 1} is {done}, {status}, and the ledger has {run} in its place")
         status = "aborted"
         if (end := events["end"]) is not None:
             status = "aborted" if end.get("failure") in OF_THE_MACHINE else str(end["status"])

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.base import atomic, utc
+from bench.base import atomic, private, utc
+from bench.base.paths import REPO
 from bench.plans.replay import outcomes
 from bench.plans.replay.outcomes import Outcome
 from bench.plans.replay.recorded import Recorded
@@ -53,7 +54,7 @@ def impossible(record: Recorded, why: str) -> Certificate:
     return {
         "record": record.name,
         "outcome": outcomes.IMPOSSIBLE,
-        "why": why,
+        "why": private.redact(why, REPO),
         "replays": [],
         "machine": None,
         "cause": None,

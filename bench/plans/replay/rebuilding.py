@@ -23,6 +23,7 @@ import yaml
 from bench.base import atomic, private
 from bench.base.paths import REPO, results_root
 from bench.base.reading import plain_file
+from bench.base.units import MIB
 from bench.config import groups
 from bench.data.sources.source import data_root
 from bench.machine import code_state, environment, git, processes, sandbox
@@ -39,7 +40,9 @@ OWN = ("own", "script")  # folders of code/ with the user's own code
 CHANGED = "the record was changed or is incomplete"
 LOCK = ".replay.lock"
 IMPORT_PATH = re.compile(r"\S+:\w+")  # as bench/config/user_code.py has it, within all settings
+LINES = "dialect.yaml"  # the patterns of a script's lines, which a yaml of its author described
 RECORDED = "recorded"  # the choice of each group whose yaml is written from a record's config.yaml
+NOT_REPEATED = ("seed=", "exporters", "script.rev=", "checkpoint", "resume=", "hardware.sandbox=")  # overrides
 OF_THE_RUN = ("name", "seed", "exporters", "checkpoint", "resume")  # parts of config.yaml that a replay does not repeat
 GLOBAL = "# @package _global_\n"  # begins the yaml of a track and of an experiment
 
@@ -65,6 +68,8 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
                 git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", stdin=recorded.patch())
             except git.Failed as error:
                 raise ValueError(f"{recorded.name}: code/diff.patch does not apply to its commit: {error}") from None
+        if lines := (recorded.config.get("script") or {}).get("lines"):
+            (Path(temp) / LINES).write_text(yaml.safe_dump(lines))
         yield Checkout(paths[name], Path(own), Path(temp))
 
 
@@ -174,6 +179,9 @@ class Sandbox:
             raise ValueError(f"{self._recorded.name}: its replay left a folder that is no run's: {folder.name!r}")
         for entry in plain_file.entries_below(folder):
             if entry.is_file(follow_symlinks=False):
+                if _has_hole(entry.path):
+                    where = os.path.relpath(entry.path, folder)
+                    raise ValueError(f"{self._recorded.name}: its replay left a file with a hole: {where!r}")
                 target = into / os.path.relpath(entry.path, folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(entry.path, target, follow_symlinks=False)
@@ -184,21 +192,27 @@ class Sandbox:
         return into
 
 
-def overrides_of(recorded: Recorded, own: Path) -> list[str]:
-    """Returns the overrides of the replay except its seed: the record's, and what its machine had chosen for it.
+def _has_hole(path: str) -> bool:
+    """Returns whether a copy of this file would fill the disk with zeros that the file itself does not keep there."""
+    with open(path, "rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        return num_bytes > MIB and os.lseek(file.fileno(), 0, os.SEEK_HOLE) < num_bytes
 
-    own: the Checkout's folder of the user's code.
-    """
+
+def overrides_of(recorded: Recorded, tree: Checkout) -> list[str]:
+    """Returns the overrides of the replay except its seed: the record's, and what its machine had chosen for it."""
     hardware, kept, own_keys = recorded.config["hardware"], list[str](), set[str]()
     for override in recorded.overrides:
         key, is_set, value = override.partition("=")
         own_keys.add(key.lstrip("+~"))
         is_script = key.lstrip("+") in ("script", "script.path") and not recorded.config["script"].get("root")
         if is_set and is_script and value not in ("null", ""):
-            override = f"script={own / Path(value).name}"
+            override = f"script={tree.own / Path(value).name}"
         elif is_set and key == "script.root":
-            override = f"script.root={own}"
-        if not override.startswith(("seed=", "exporters", "script.rev=", "checkpoint", "resume=", "hardware.sandbox=")):
+            override = f"script.root={tree.own}"
+        elif key.lstrip("+") == "script.dialect" and recorded.config["script"].get("lines"):
+            override = f"script.dialect={tree.temp / LINES}"
+        if not override.lstrip("+~").startswith(NOT_REPEATED):
             kept.append(override)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in own_keys}

@@ -96,7 +96,7 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
     with rebuilding.checkout(record) as tree:
         rebuilding.refuse_other_code(record, tree)
         env = rebuilding.variables_at(tree, None if options.keep_env else record.environment["variables"])
-        overrides = rebuilding.overrides_of(record, tree.own)
+        overrides = rebuilding.overrides_of(record, tree)
         if groups.VARIABLE not in os.environ and (own := rebuilding.own_choices(record, tree.code)):
             say("settings", f"{', '.join(own)}: not in the code's conf/: taken from config.yaml; or name --config-dir")
             env[groups.VARIABLE] = str(tree.own / OWN_CONF)
@@ -262,9 +262,9 @@ def agree(record: Recorded, replayed: Recorded) -> None:
             which = ", ".join(others[:3])
             raise ValueError(f"the code that the record holds is not the one that run.json names: {which}")
     if theirs.get("script"):  # a script's config_id includes its path, so compare the rest
+        elsewhere = dict.fromkeys(("path", "root", "rev", "dialect"))
         configs = [
-            run.config | {"name": None, "script": run.config["script"] | {"path": None, "root": None, "rev": None}}
-            for run in (record, replayed)
+            run.config | {"name": None, "script": run.config["script"] | elsewhere} for run in (record, replayed)
         ]
         if groups := [group for group in configs[0] if configs[0][group] != configs[1].get(group)]:
             raise ValueError(f"the record's settings give another {', '.join(groups)} than its config.yaml")

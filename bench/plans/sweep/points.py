@@ -26,7 +26,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.plans.sweep import packing, search
 from bench.plans.sweep.elsewhere import Unfinished, followed
-from bench.record import failures, run_folder, store, sweep
+from bench.record import failures, ledger, run_folder, store, sweep
 from bench.record.rows import metric_of, row_of
 
 Run = dict[str, Any]  # a record, with its folder
@@ -147,11 +147,12 @@ class Points:
         if where and len(todo) > 1:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
-        all_points = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
+        own = list(map(sweep.public, points))
+        all_points = [*own, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
         runs = launcher.launch_each(
             [jobs[number] for number in todo],
             self.command,
-            [sweep.its_own(points[number], all_points) for number in todo],
+            [sweep.its_own(own[number], all_points) for number in todo],
             plan=self._plan,
             budget_s=self.left_s(),
             stop_of=lambda job: self.stops.get(tuple(job.overrides)),
@@ -204,7 +205,8 @@ class Points:
 
     def was_stopped(self, overrides: list[str]) -> bool:
         """Returns whether the run of a point was stopped before its end."""
-        folders = [point.folder for point in sweep.points(self.folder) if point.overrides == overrides and point.folder]
+        own = sweep.public(overrides)
+        folders = [point.folder for point in sweep.points(self.folder) if point.overrides == own and point.folder]
         return bool(folders) and _read(folders[0])["status"] == "stopped"
 
 
@@ -268,6 +270,7 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
+    _refuse_strangers_code(folder)
     if (folder / sweep.STUDY).exists():
         return _winners_of_study(folder, top)
     overrides_of: dict[str, tuple[str, ...]] = {}  # {config_id: overrides}
@@ -284,7 +287,19 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))[:top]
     if len(best) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")
-    return [f"{name}={shlex.join(overrides_of[config_id])}" for name, config_id in zip(ARM_NAMES, best)]
+    typed = [sweep.typed(folder, overrides_of[config_id]) for config_id in best]
+    return [f"{name}={shlex.join(overrides)}" for name, overrides in zip(ARM_NAMES, typed)]
+
+
+def _refuse_strangers_code(folder: Path) -> None:
+    """Raises ValueError if a sweep that was collected names code, which a race of its arms would run unasked."""
+    own = ledger.runs_of(ledger.read(folder.parent.parent).own_lines)
+    for point in sweep.points(folder):
+        is_own = point.folder is None or f"{point.folder.parent.name}/{point.folder.name}" in own
+        named = next((text for text in point.overrides if text.lstrip("+").startswith("script") or ":" in text), None)
+        if named and not is_own:
+            remedy = f"read that code, and type the arms yourself: ./run.sh race A='{named} ...' B=..."
+            raise ValueError(f"{folder.name}: was collected from another machine and names code ({named}): {remedy}")
 
 
 def _winners_of_study(folder: Path, top: int) -> list[str]:
@@ -300,4 +315,5 @@ def _winners_of_study(folder: Path, top: int) -> list[str]:
     if baseline not in best_of or len(ordered) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(best_of)} arms with complete trials")
     tuned = {name: f"{study['tune']}={best_of[name][1]!r}" for name in ordered[:top]}
-    return [f"{name}={shlex.join([*study['common'], *study['arms'][name], best])}" for name, best in tuned.items()]
+    words = {name: sweep.typed(folder, [*study["common"], *study["arms"][name]]) for name in tuned}
+    return [f"{name}={shlex.join([*words[name], best])}" for name, best in tuned.items()]

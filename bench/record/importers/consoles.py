@@ -19,6 +19,7 @@ TRAIN_LOSS, VAL_LOSS, STEP_MS = (rf"(?P<{name}>{FLOAT})" for name in ("train_los
 # {group of a pattern in another unit: (column, factor)}
 UNITS = {"train_time_s": ("train_time_ms", 1e3), "train_time_min": ("train_time_ms", 60e3), "step_s": ("step_ms", 1e3)}
 # what terminals, loggers and launchers add: colours; "[2026-06-25 19:28:42] ", "1776142719.307 " or "[default0]:"
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 ADDED = re.compile(
     r"\x1b\[[0-9;]*m|^(?:\[?(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\]? +|\d{10}\.\d+ +"
     r"|\[(?:default|rank)0\]: ?)",
@@ -130,6 +131,8 @@ def as_number(text: str) -> float | None:
 
 def to_float(text: str) -> float:
     """Parses a number: "1,234" -> 1234.0.  Raises ValueError for text that is not a number."""
+    if "," in text and not THOUSANDS.fullmatch(text):
+        raise ValueError(f"{text!r}: is not a number as 1,234.5")
     return float(text.replace(",", ""))
 
 

@@ -15,7 +15,7 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,10 @@ class Modded(consoles.Form):
         return modded_nanogpt.read(data)
 
 
-def metrics_of(dialect: str) -> set[str]:
+Dialect = str | Mapping[str, Any]  # one of NAMES, or patterns of one's own: step, val, first_step
+
+
+def metrics_of(dialect: Dialect) -> set[str]:
     """Returns the names of the numbers that lines of a dialect may have; always includes val_loss."""
     return {"val_loss", *(name for pattern in reader_of(dialect).patterns for name in re.compile(pattern).groupindex)}
 
@@ -95,20 +98,25 @@ class Patterns(consoles.Form):
         return super().clock(by_step)
 
 
-def reader_of(name: str) -> consoles.Form:
-    """Returns a new reader for one of NAMES, or for a yaml of patterns.  ValueError: see read_yaml()."""
-    if name == "modded-nanogpt":
+def reader_of(dialect: Dialect) -> consoles.Form:
+    """Returns a new reader.  Raises ValueError for malformed patterns."""
+    if dialect == "modded-nanogpt":
         return Modded()
-    return programs.FORMS[name]() if name in programs.FORMS else read_yaml(name, name)
+    return programs.FORMS[dialect]() if isinstance(dialect, str) else _patterns(dialect, "script.lines")
 
 
-def read_yaml(path: str, where: str) -> Patterns:
-    """Returns a reader for a yaml of patterns.  Raises ValueError, naming where, if it is missing or malformed."""
+def read_yaml(path: str, where: str) -> dict[str, Any]:
+    """Returns the patterns in a yaml.  Raises ValueError, naming where, if it is missing or malformed."""
     try:
-        described = yaml_file.read(path)
+        described = dict(yaml_file.read(path))
     except Damaged as error:
         hint = f"give one of {', '.join(NAMES)}, or a yaml of patterns"
         raise ValueError(f"{where}: cannot be read ({error}): {hint}") from None
+    _patterns(described, where)
+    return described
+
+
+def _patterns(described: Mapping[str, Any], where: str) -> Patterns:
     if not {"step", "val"} & set(described) or set(described) - {"step", "val", "first_step"}:
         raise ValueError(f"{where}: give the patterns step and val, and first_step: 0 where it counts from 0")
     first_step = described.get("first_step", 1)
@@ -118,9 +126,8 @@ def read_yaml(path: str, where: str) -> Patterns:
     return Patterns([_pattern(f"{where}: {name}", described[name]) for name in names], first_step)
 
 
-def edge(path: str) -> tuple[str, int]:
-    """Returns the pattern for steps in a yaml, whose first group is the step's number, and what to add to it."""
-    described = yaml_file.read(path)
+def edge(described: Mapping[str, Any]) -> tuple[str, int]:
+    """Returns one's own pattern for steps, whose first group is the step's number, and what to add to it."""
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", described["step"]), 1 - described.get("first_step", 1)
 
 
@@ -144,9 +151,9 @@ def detect(lines: Iterable[str]) -> str | None:
     return best if num_read[best] else None
 
 
-def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
+def read(dialect: Dialect, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
     """Reads all lines of a program.  Returns its runs, and facts such as "unmatched"; see read_file()."""
-    return reader_of(name).read(("\n".join(lines) + "\n").encode())
+    return reader_of(dialect).read(("\n".join(lines) + "\n").encode())
 
 
 # ---- files
