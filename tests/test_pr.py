@@ -88,6 +88,15 @@ CHANGED = SCRIPT.replace("model[0] += 1", "model[0] += 2")
 CHANGED_SEED = f"{CHANGED}# prints its seed\n"
 
 
+def test_runs_of_the_candidates_code_on_other_gpus_are_left_to_a_reader(planted, capsys):
+    """They may be the bad ones."""
+    planted(CHANGED)
+    folder = planted(CHANGED, baseline=None, losses=[loss + 0.02 for loss in LOSSES], folders=("", "old"), gpus=7)
+    _, grades, report = answers(folder, capsys)
+    assert (report["candidate"], grades["mean_loss"]) == ("this_pr", "reader")
+    assert "old has its code too, on other GPUs or with another torch" in report["answers"]["mean_loss"][1]
+
+
 def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
     code, grades, report = answers(planted(CHANGED), capsys)
     assert code == 0 and report["candidate"] == "this_pr" and report["baseline"] == "baseline"

@@ -118,9 +118,8 @@ def _spellings(folder: str) -> tuple[str, ...]:
 @functools.lru_cache
 def _user(name: str) -> re.Pattern[str]:
     text = re.escape(name)
-    return re.compile(
-        rf"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-)){text}(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))|(?<![\w./-]){text}(?=@[\w.-])"
-    )
+    before, after = r"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-))", r"(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))"
+    return re.compile(rf"{before}{text}{after}|(?<![\w./-]){text}(?=@[\w.-])")
 
 
 @functools.lru_cache

@@ -132,6 +132,9 @@ def mean_loss(pull: PullRequest) -> Answer:
     unseen = "; a log has no val_loss of step 0, which the baseline's have: was it trained before?" * is_unseen
     if pull.num_own_incomplete:
         unseen += f"; {counted(pull.num_own_incomplete, 'run')} of its code did not end, or not with a number: why?"
+    code_key = pull.candidate.logs[0].code_key
+    if apart := [side.name for side in pull.others if code_key and side.logs[0].code_key == code_key]:
+        unseen += f"; {some(apart)} has its code too, on other GPUs or with another torch: why does it not count?"
     shares_code = results["the runs share config and code"]
     if target_rule["passed"] and shares_code["passed"] is False:
         return NOT_SHOWN, f"{target_rule['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
