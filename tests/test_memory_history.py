@@ -9,7 +9,7 @@ from snapshots import FORWARD, frames
 
 from bench.analysis.memory import pickles
 from bench.base.paths import REPO
-from bench.config import windows as config_windows
+from bench.config import window_settings
 from bench.launch.prepare import requested_config
 from bench.training import memory as device_memory
 from bench.training.instruments.base import InstrumentSet
@@ -236,16 +236,16 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path)
         ("active_steps=0", "active_steps=0"),
         ("stacks=cpp", "stacks=cpp: use python or all"),
         ("name=../x", "name=../x: use letters, .* part of a file's name"),
-        ("name=oom", "name=oom: file names begin with it: no dot in it"),
+        ("name=oom", "name=oom: use letters, digits, '-' and '_', .*no oom in front"),
         ("ranks=[-1]", "ranks=\\[-1\\]: use a list of ranks"),
         ("max_entries=0", "max_entries=0"),
         ("windows=[{name:a,first_step:2,active_steps:5},{name:b,first_step:6}]", "b begins at step 6, but a ends at"),
-        ("windows=[{first_step:2},{first_step:9}]", "two windows are called steps"),
+        ("windows=[{first_step:2},{first_step:9}]", "name=steps: two windows have this name"),
         (
             "windows=[{step:2}]",
-            r"unknown setting instruments.memory_history.windows\[0\].step=2: a window has name, fi",
+            r"unknown setting instruments.memory_history.windows\[0\].step=2: instruments.memory_history.windows\[0\] ",
         ),
-        ("windows=[3]", "windows=\\[3\\]: give a list"),
+        ("windows=[3]", "windows=\\[3\\]: use a list of windows"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_the_run(override, says):
@@ -254,7 +254,7 @@ def test_settings_that_cannot_be_are_refused_before_the_run(override, says):
 
 
 def test_a_window_takes_from_the_common_settings_what_it_does_not_say():
-    windows = config_windows.memory_windows(
+    windows = window_settings.memory_windows(
         SETTINGS | {"windows": [{"name": "late", "first_step": 9, "ranks": [0, 2]}, {"name": "early"}]}
     )
     expected = [("early", 2, 3, 1000), ("late", 9, 10, 1000)]

@@ -70,7 +70,7 @@ def test_without_nsys_or_a_gpu_it_is_refused_with_a_remedy(tmp_path, monkeypatch
     [
         (["instruments.nsys.first_step=0"], "instruments.nsys.first_step=0: use a whole number of 1 or more"),
         (["instruments.nsys.name=a/b"], "instruments.nsys.name=a/b: use letters, .* part of a file's name"),
-        (["instruments.nsys.trace=[]"], r"instruments.nsys.trace=\[\]: give a list"),
+        (["instruments.nsys.trace=[]"], r"instruments.nsys.trace=\[\]: use a list of what nsys"),
         (["+instruments=trace"], "two torch profilers at once crash"),
     ],
 )

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from bench.base.paths import CONF
-from bench.config import compose, overrides
-from bench.config import windows as config_windows
-from bench.config.windows import ProfilerWindow, described, kempner_window
+from bench.config import compose, overrides, window_settings
+from bench.config.window_settings import kempner_window
+from bench.config.windows import ProfilerWindow, described
 from bench.launch.prepare import requested_config
 from bench.training.instruments import registry
 
@@ -21,7 +21,7 @@ def chosen(**changes):
 
 
 def windows(**changes):
-    return config_windows.trace_windows(chosen(trace=changes)["trace"])
+    return window_settings.trace_windows(chosen(trace=changes)["trace"])
 
 
 def composed(*overrides):
@@ -43,13 +43,13 @@ def test_a_window_is_its_warmup_and_then_exactly_its_active_steps():
 def test_listed_windows_differ_from_the_common_settings_in_what_they_name():
     listed = "[{name:early,first_step:5},{name:late,first_step:20,active_steps:1,ranks:[1,0,1],with_stack:true}]"
     settings = composed("instruments=[trace]", f"instruments.trace.windows={listed}")
-    early, late = config_windows.trace_windows(settings["trace"])
+    early, late = window_settings.trace_windows(settings["trace"])
     assert (early.name, span(early), early.ranks, early.options.with_stack) == ("early", (3, 5, 7), None, False)
     assert (late.name, span(late), late.ranks, late.options.with_stack) == ("late", (18, 20, 20), (0, 1), True)
 
 
 def test_the_modded_recipe_waits_5_warms_up_5_and_records_4():
-    (window,) = config_windows.trace_windows(composed("profile=modded")["trace"])
+    (window,) = window_settings.trace_windows(composed("profile=modded")["trace"])
     assert (window.name, span(window), window.ranks, window.gzip) == ("modded", (6, 11, 14), None, True)
     assert window.options.record_shapes and not window.options.with_stack
 
@@ -119,7 +119,7 @@ def test_both_programs_take_nanochats_word(printed):
         ({"trace": {"activities": ["gpu"]}}, r"activities=\['gpu'\]: use a list of cpu and cuda"),
         ({"trace": {"name": "a/b"}}, "name=a/b: use letters, .* part of a file's name"),
         ({"trace": {"max_mib": 0}}, "max_mib=0: use a number of MiB above 0"),
-        ({"trace": {"windows": [5]}}, r"trace.windows=\[5\]: give a list, e.g. \[{name:early,"),
+        ({"trace": {"windows": [5]}}, r"trace.windows=\[5\]: use a list of windows, e.g. \[{name:early,"),
         ({"trace": {"windows": [{"frist_step": 5}]}}, r"unknown setting instruments.trace.windows\[0\].frist_step=5"),
         ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows have this name"),
         (
@@ -128,7 +128,7 @@ def test_both_programs_take_nanochats_word(printed):
             "it overlaps with window a, steps 5 to 7 after warm-up from step 3",
         ),
         ({"window": {}, "trace": {"first_step": 10}}, "window trace, steps 10 to 12 .* overlaps with window window"),
-        ({"window": {"end_step": 5}}, "end_step=5: end_step must be greater than start_step, which is 5"),
+        ({"window": {"end_step": 5}}, "end_step=5: it must be greater than start_step=5"),
         ({"window": {"classifier": "old"}}, "classifier=old: use fixed or kempner_v0"),
         ({"window": {"trace_dir": "/tmp/x"}}, "trace_dir=/tmp/x: use letters, .* part of a file's name inside the run"),
         ({"window": {"trace_dir": "../x"}}, "trace_dir=../x: use letters, digits"),

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.config import groups, typed, windows
+from bench.config import groups, typed, window_settings
 from models.settings import PositiveInt
 
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", *(f"script.{key}" for key in ("path", "root", "python")))
@@ -60,10 +60,7 @@ def with_schedule(overrides: Iterable[str]) -> list[str]:
             seconds = value.removesuffix("s")
             steps = {"every_steps": value} if seconds == value else {"first_s": seconds, "every_s": seconds}
         elif key == "profile.schedule":
-            schedule = parsed(word).value()
-            if not isinstance(schedule, dict):
-                raise ValueError(f"{word}: write it as {{wait:5,warmup:5,active:4,repeat:2}}")
-            steps = windows.steps_of_schedule({str(name): number for name, number in schedule.items()})
+            steps = window_settings.steps_of_schedule(parsed(word).value())
         else:
             spelled.append(word)
             continue

@@ -11,7 +11,8 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.units import MS_PER_S, format_bytes
-from bench.config.windows import MemoryWindow, memory_windows
+from bench.config.window_settings import memory_windows
+from bench.config.windows import MemoryWindow
 from bench.training.instruments.base import Context, Instrument
 from bench.training.memory import History, ProcessPeaks, when_out_of_memory
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.config import windows
+from bench.config import window_settings, windows
 from bench.training.instruments.base import Context
 from bench.training.instruments.nvtx import Nvtx
 
@@ -28,11 +28,7 @@ class Nsys(Nvtx):
 
     @staticmethod
     def check(settings: dict[str, Any]) -> None:
-        where = "instruments.nsys"
-        windows.check(where, settings)
-        traced = settings["trace"]
-        if not isinstance(traced, list) or not traced or not all(isinstance(kind, str) for kind in traced):
-            raise ValueError(f"{where}.trace={traced!r}: give a list of what nsys profile --trace takes, [cuda,nvtx]")
+        window_settings.build(window_settings.Nsys, "instruments.nsys", settings)
 
     @staticmethod
     def profiler_windows(settings: dict[str, Any]) -> None:
@@ -114,7 +110,7 @@ class Nsys(Nvtx):
 
 def _window(settings: dict[str, Any]) -> windows.Window:
     steps = {key: settings[key] for key in ("name", "first_step", "active_steps")}
-    return windows.Window(**steps, ranks=windows.ranks_of(settings["ranks"]))
+    return windows.Window(**steps, ranks=window_settings.ranks_of(settings["ranks"]))
 
 
 INSTRUMENT = Nsys

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.units import MIB, format_bytes, ms_from_ns
-from bench.config import windows
+from bench.config import window_settings, windows
 from bench.training.instruments.base import Context
 from bench.training.instruments.trace import Profiling
 from bench.training.memory import History
@@ -31,7 +31,7 @@ class Stages(Profiling):
 
     @staticmethod
     def profiler_windows(settings: dict[str, Any]) -> None:
-        windows.check("instruments.stages", settings)
+        window_settings.build(window_settings.Stages, "instruments.stages", settings)
 
     @staticmethod
     def last_step(settings: dict[str, Any]) -> int | None:

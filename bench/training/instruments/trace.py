@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.units import format_bytes, format_ms, ms_from_ns
+from bench.config import window_settings
 from bench.config import windows as config_windows
 from bench.config.windows import Options, ProfilerWindow
 from bench.training.instruments.base import Context, Instrument
@@ -147,7 +148,7 @@ class Trace(Profiling):
         "torch's profiler records its windows, whose steps are flagged and do not count. In the other steps it "
         "marks the step, and checks a variable in each phase."
     )
-    profiler_windows = staticmethod(config_windows.trace_windows)
+    profiler_windows = staticmethod(window_settings.trace_windows)
     keeps_profiles = False  # whether torch's profile objects are kept until summary()
 
     @classmethod

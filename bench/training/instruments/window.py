@@ -5,7 +5,8 @@ The tables that KempnerForge prints go into rank 0's log, and the thirteen figur
 
 from typing import Any
 
-from bench.config import windows
+from bench.config.window_settings import kempner_window
+from bench.config.windows import ProfilerWindow
 from bench.training.instruments.base import Context
 from bench.training.instruments.trace import Trace
 
@@ -14,8 +15,8 @@ class Window(Trace):
     keeps_profiles = True
 
     @staticmethod
-    def profiler_windows(settings: dict[str, Any]) -> list[windows.ProfilerWindow]:
-        window = windows.kempner_window(settings)
+    def profiler_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
+        window = kempner_window(settings)
         return [window] if window else []
 
     def __init__(self, context: Context, **settings: Any):

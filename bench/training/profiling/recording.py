@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from bench.config.windows import FLAGS, Options
+from bench.config.windows import CRASH, FLAGS, Options
 
 _holder: Any = None  # the profile that runs in this process: two at once end it with a segmentation fault
 
@@ -29,8 +29,7 @@ class ExclusiveProfile(torch.profiler.profile):
         if _holder is None and getattr(torch.autograd, "_profiler_enabled", bool)():
             other = "a profiler of another program"
         if other is not None:
-            crash = "two torch profilers at once crash the process"
-            raise RuntimeError(f"{self.owner} cannot begin: {other} is recording, and {crash}")
+            raise RuntimeError(f"{self.owner} cannot begin: {other} is recording, and {CRASH}")
         super().prepare_trace()
         _holder = self
 
