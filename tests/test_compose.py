@@ -183,8 +183,8 @@ def test_an_exporter_and_an_instrument_take_only_the_settings_of_their_yaml():
     config = compose.compose(["exporters=[wandb]", "exporters.wandb.project=mine"])
     assert config.exporters == {"wandb": {"project": "mine", "entity": None, "mode": "offline"}}
     assert compose.compose([]).exporters == {}
-    with pytest.raises(ValueError, match="exporters.wandb.mode=5: use a word"):
-        compose.compose(["exporters=[wandb]", "exporters.wandb.mode=5"])
+    with pytest.raises(ValueError, match=r"exporters.wandb.mode=\[5\]: use a word"):
+        compose.compose(["exporters=[wandb]", "exporters.wandb.mode=[5]"])
 
 
 KEPT = sorted(RECORDS.glob("*/config.yaml")) + sorted((REPO / "results" / "published").glob("*/*/*/config.yaml"))

@@ -185,7 +185,7 @@ def test_a_tensor_in_no_group_is_refused_by_its_name():
         ("optim.groups.head=3", "optim.groups.head=3: use a group of settings, KEY: VALUE, or null"),
         (
             "optim.groups.head.name=sgd",
-            "there is no models/updates/sgd.py; choose from adamw, cautious_adam, muon, normuon",
+            "=sgd: there is none of that name; choose from adamw, cautious_adam, muon, normuon",
         ),
     ],
 )

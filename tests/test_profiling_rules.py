@@ -111,7 +111,7 @@ def test_both_programs_take_nanochats_word(printed):
     [
         ({"trace": {"first_step": 2}}, "first_step=2: its warmup_steps=2 come before it: use first_step=3 or more"),
         ({"trace": {"first_step": 0}}, "first_step=0: use a whole number of 1 or more"),
-        ({"trace": {"active_steps": "two"}}, "active_steps='two': use a whole number"),
+        ({"trace": {"active_steps": "two"}}, "active_steps=two: use a whole number"),
         ({"trace": {"record_shapes": 1}}, "record_shapes=1: use true or false"),
         ({"trace": {"gzip": None}}, "gzip=None: use true or false"),
         ({"trace": {"ranks": 0}}, r"ranks=0: use a list of ranks, e.g. \[0\], or null"),

@@ -142,7 +142,7 @@ def test_a_run_may_begin_with_a_root_of_ones_own(own, monkeypatch, printed):
     assert f"{own}/mine.yaml" in text.replace("\n# ", "")
     assert groups.as_typed() == ["--config-dir", str(own), "--config-name", "mine"]
     monkeypatch.setenv(groups.NAME_VARIABLE, "nope")
-    with pytest.raises(ValueError, match="--config-name nope: there is no such config; choose from config, mine"):
+    with pytest.raises(ValueError, match="--config-name=nope: there is none of that name; .*choose from config, mine"):
         run.main(["--cfg", "job"])
 
 

@@ -30,6 +30,7 @@ from bench.config.groups import (
     config_name,
     default_track,
     did_you_mean,
+    known,
     own_folders,
     path_of,
 )
@@ -78,10 +79,8 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     config = schema.build(schema.Config, composed)
     arch = config.model.arch if config.model else None
     if arch is not None and not user_code.is_import_path(arch):
-        names = [*filter(models.find, choices("model")), *ladder.CLASSES]
-        if arch not in names:
-            remedy = f"choose from {', '.join(names)}, or give my_model.py:MyModel"
-            raise ValueError(f"model.arch={arch}: unknown model; {remedy}")
+        own = "or your own, my_model.py:MyModel"
+        known("model.arch", arch, [*filter(models.find, choices("model")), *ladder.CLASSES, own])
     return config
 
 
@@ -296,12 +295,10 @@ def track_values(name: str) -> Values:
 def _check_track(track: Values) -> None:
     """Raises ValueError if a run changes a rule of its track's file other than repeats."""
     name = track["name"]
-    if name not in choices("track"):
-        raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
-    for key, rule in track_values(name)["track"].items():
+    for key, rule in track_values(known("track.name", name, choices("track")))["track"].items():
         if key != "repeats" and track[key] != rule:
-            remedy = "other rules are another file in conf/track/"
-            raise ValueError(f"track.{key}={track[key]}: track {name} says {rule}; {remedy}")
+            change = f"track.{key}={track[key]}: track {name} says {rule}"
+            raise ValueError(f"{change}; other rules are another file in conf/track/")
 
 
 def _check_script(composed: Values, overrides: list[str]) -> None:
@@ -328,9 +325,8 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
 def _check_settings(group: str, chosen: Values) -> None:
     """Checks instruments or exporters against their yamls, which are their schemas; adds missing settings in place."""
     for name, settings in chosen.items():
-        if name not in choices(group):
-            raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {', '.join(choices(group))}")
-        fill_like(_settings_of(path_of(group, name))[name], f"{group}.{name}", settings)
+        path = path_of(group, known(group, name, choices(group)))
+        fill_like(_settings_of(path)[name], f"{group}.{name}", settings)
 
 
 @functools.cache

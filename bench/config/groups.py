@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,7 @@ def merged(old: Any, new: Any) -> Any:
 def config_name() -> str:
     """Returns the root config of runs: --config-name, or PRIMARY. Raises ValueError if there is none of that name."""
     name = os.environ.get(NAME_VARIABLE, PRIMARY).removesuffix(".yaml")
-    if name not in _roots():
-        raise ValueError(f"--config-name {name}: there is no such config; choose from {', '.join(sorted(_roots()))}")
-    return name
+    return str(known("--config-name", name, sorted(_roots())))
 
 
 def _roots() -> dict[str, Path]:
@@ -97,6 +95,14 @@ def default_track() -> str:
 
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
     return str(next(default["track"] for default in defaults if "track" in default))
+
+
+def known(setting: str, name: Any, names: Collection[str]) -> Any:
+    """Returns the name that a setting has. Raises ValueError if it is none of the names to choose from."""
+    if name not in names:
+        remedy = f"{did_you_mean(str(name), names)}choose from {', '.join(names)}"
+        raise ValueError(f"{setting}={name}: there is none of that name; {remedy}")
+    return name
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
@@ -143,11 +149,9 @@ def _names(folder: Path, group: str) -> list[str]:
 def _own_folders(conf: Path | None, named: Path | None) -> tuple[Path, ...]:
     folders = [] if conf is None else [conf]
     if named is not None:
-        if not named.is_dir():
-            raise ValueError(f"--config-dir {named}: there is no folder of that name")
         if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
             why = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
-            raise ValueError(f"--config-dir {named}: {why}")
+            raise ValueError(f"--config-dir {named}: {why if named.is_dir() else 'there is no folder of that name'}")
         folders.append(named)
     folders += _installed()
     return tuple(dict.fromkeys(folders))

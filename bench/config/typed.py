@@ -19,7 +19,7 @@ from typing import Annotated
 
 from bench.base.paths import CONF, shown
 from bench.config import groups, user_code
-from models.settings import Range
+from models.settings import NOT_NEGATIVE, Range
 
 T = typing.TypeVar("T")
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
@@ -79,11 +79,11 @@ def check_names(cls: typing.Any, values: dict[str, typing.Any], path: str = "") 
     names = [field.name for field in dataclasses.fields(variant_of(cls, values, path))]
     for key in values:
         if key not in names:
-            problem = f"unknown setting {path}{key}={values[key]}: "
+            has = f"{path.rstrip('.') or 'the config'} has {', '.join(names)}"
             if user_code.is_import_path(str(values.get("name"))):
                 takes = f"{groups.did_you_mean(key, names)}{path}name={values['name']} takes {', '.join(names)}"
-                raise ValueError(f"{problem}{takes}; {_yaml_with(key, path)} may set no other (docs/own.md)")
-            raise ValueError(f"{problem}{path.rstrip('.') or 'the config'} has {', '.join(names)}")
+                has = f"{takes}; {_yaml_with(key, path)} may set no other (docs/own.md)"
+            raise ValueError(f"unknown setting {path}{key}={values[key]}: {has}")
 
 
 def _yaml_with(key: str, path: str) -> str:
@@ -101,9 +101,7 @@ def filled(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> di
     for field in dataclasses.fields(cls):
         plain, _, _ = parts_of(hints[field.name])
         if dataclasses.is_dataclass(plain):
-            group = values.get(field.name) or {}
-            if not isinstance(group, dict):
-                raise ValueError(f"{field.name}={group}: use {GROUP}")
+            group = checked(field.name, values.get(field.name) or {}, dict)
             whole[field.name] = filled(plain, group, f"{path}{field.name}.")
         elif (row := row_class(hints[field.name])) and isinstance(values.get(field.name), dict):
             rows = values[field.name].items()
@@ -133,18 +131,14 @@ def leaves(values: dict[str, typing.Any], path: str = "") -> Iterator[tuple[str,
 
 def fill_like(own: dict[str, typing.Any], where: str, settings: typing.Any) -> None:
     """Checks settings against a yaml's own values: no other keys or types. Adds missing ones in place."""
-    if not isinstance(settings, dict):
-        raise ValueError(f"{where}={settings}: give KEY: VALUE of {', '.join(own) or 'no settings: it has none'}")
-    for key, value in settings.items():
+    for key, value in checked(where, settings, dict).items():
         if key not in own:
             raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(own) or 'no settings'}")
-        kind = type(own[key])  # the type in the yaml; an int is accepted as a float, and a bool is not a number
-        is_kind = type(value) is kind if bool in (type(value), kind) else isinstance(value, kind)
-        is_whole = kind is float and type(value) is int
-        if own[key] is not None and value is not None and not is_kind and not is_whole:
-            raise ValueError(f"{where}.{key}={value!r}: use {KINDS.get(kind, GROUP)}")
-        if key.endswith("_ms") and (value is None or value < 0):
-            raise ValueError(f"{where}.{key}={value}: use a number of 0 or more")
+        kind = type(own[key])  # the type in the yaml, any if that has null
+        hint = Annotated[kind, NOT_NEGATIVE] if key.endswith("_ms") else kind
+        is_any = own[key] is None or (value is None and hint is kind)
+        as_typed = value if is_any else checked(f"{where}.{key}", value, hint)
+        settings[key] = as_typed if isinstance(as_typed, str) else value  # 5 is not recorded as 5.0: config_id
     settings |= {key: copy.deepcopy(value) for key, value in own.items() if key not in settings}
 
 
@@ -171,16 +165,11 @@ def variant_of(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -
         if not _loads_own.get():
             added = [(key, object) for key in values if key not in {field.name for field in dataclasses.fields(cls)}]
             return dataclasses.make_dataclass(cls.__name__, added, bases=(cls,), kw_only=True)
-        own = user_code.load(f"{path}name", name)
-        if not issubclass(own, cls):
-            raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {cls.PACKAGE}")
+        own = user_code.load(f"{path}name", name, cls)
         if vars(own).get("__annotations__") and "__dataclass_fields__" not in vars(own):
             raise ValueError(f"{path}name={name}: {own.__name__} needs @dataclass(kw_only=True) above it")
         return own
-    if name not in names:
-        folder = cls.PACKAGE.replace(".", "/")
-        raise ValueError(f"{path}name={name}: there is no {folder}/{name}.py; choose from {', '.join(names)}")
-    return variant(cls, name)
+    return variant(cls, groups.known(f"{path}name", name, names))
 
 
 @contextlib.contextmanager
@@ -236,7 +225,7 @@ def allowed(hint: typing.Any) -> str:
     plain, ranges, may_be_none = parts_of(hint)
     kind = typing.get_origin(plain) or plain
     parts = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
-    if kind is list and not ranges:
+    if kind is list and typing.get_args(plain) and not ranges:
         item = typing.get_args(plain)[0]
         is_plain = item in KINDS
         parts = [f"a list of {KINDS[item].removeprefix('a ')}s" if is_plain else f"a list, each {allowed(item)}"]

@@ -87,10 +87,13 @@ def copies() -> Path | None:
     return _copied
 
 
-def load(where: str, import_path: str) -> Any:
-    """Returns the class that an import path names. where: the setting. Raises ValueError if it cannot be loaded."""
+def load(where: str, import_path: str, base: type = object) -> Any:
+    """Returns the class, base or one that extends it, that an import path names. where: the setting.
+
+    Raises ValueError if it cannot be loaded, or is no such class.
+    """
     module_name, _, name = import_path.partition(":")
-    if not name.isidentifier():
+    if not name.isidentifier() or (os.sep in module_name and not module_name.endswith(".py")):
         raise ValueError(f"{where}={import_path}: write my_model.py:Net, or my_package.my_model:Net")
     if os.path.isabs(os.path.expanduser(module_name)):
         raise ValueError(f"{where}={import_path}: {RELATIVE}")
@@ -98,13 +101,13 @@ def load(where: str, import_path: str) -> Any:
         module = _module(module_name)
     except Exception as error:  # whatever the user's file raises while it is imported
         raise ValueError(f"{where}={import_path}: {_import_failure(module_name, error)}") from error
-    if not hasattr(module, name):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        has = f"it has {', '.join(classes)}" if classes else "it has no class"
-        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {has}")
-    if not isinstance(getattr(module, name), type):
-        raise ValueError(f"{where}={import_path}: {name} is a {type(getattr(module, name)).__name__}, not a class")
-    return getattr(module, name)
+    loaded = getattr(module, name, None)
+    if not isinstance(loaded, type) or not issubclass(loaded, base):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+        extends = "" if base is object else f" that extends {base.__module__}.{base.__name__}"
+        has = f"has no class {name}{extends}; it has {', '.join(classes) or 'none'}"
+        raise ValueError(f"{where}={import_path}: {module_name} {has}")
+    return loaded
 
 
 def _module(name: str) -> ModuleType:
@@ -120,8 +123,7 @@ def _module(name: str) -> ModuleType:
     known_as = "own_" + re.sub(r"\W", "_", name)
     if known_as not in sys.modules:
         spec = importlib.util.spec_from_file_location(known_as, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{path}: its name does not end in .py")
+        assert spec is not None and spec.loader is not None  # its name ends in .py
         sys.modules[known_as] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)

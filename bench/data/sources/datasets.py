@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from bench.base.paths import REPO
-from bench.config import user_code
+from bench.config import groups, user_code
 from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
@@ -52,13 +52,8 @@ class Dataset:
 def chosen(data: DataConfig) -> Source:
     """Returns the Source of a DataConfig, its settings checked. Raises ValueError, also if a class is not a Source."""
     if user_code.is_import_path(data.source):
-        own = user_code.load("data.source", data.source)
-        if not issubclass(own, Source):
-            raise ValueError(f"data.source={data.source}: {own.__name__} must extend bench.data.sources.source.Source")
-        return cast(type[Source], own)(data)
-    if data.source not in SOURCES:
-        raise ValueError(f"data.source={data.source}: unknown source; choose from {', '.join(SOURCES)}")
-    module, name = SOURCES[data.source]
+        return cast(type[Source], user_code.load("data.source", data.source, Source))(data)
+    module, name = SOURCES[groups.known("data.source", data.source, SOURCES)]
     source_class: type[Source] = getattr(importlib.import_module(f"bench.data.sources.{module}"), name)
     return source_class(data)
 
