@@ -180,15 +180,10 @@ def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
     for index, stage in enumerate(stages):
         where, is_last = f"stages[{index}]", index == len(stages) - 1
         given = [name for name in ("until_frac", "until_step") if getattr(stage, name) is not None]
-        if is_last and given:
-            raise ValueError(
-                f"{where}.{given[0]}={getattr(stage, given[0])}: the last stage ends with the run: remove it"
-            )
-        if not is_last and len(given) != 1:
-            problem = "both are" if given else "neither is"
-            raise ValueError(
-                f"{where}.until_frac={stage.until_frac}: {problem} given: give one of until_frac and until_step"
-            )
+        if len(given) != (0 if is_last else 1):
+            has = " and ".join(f"{name}={getattr(stage, name)}" for name in given) or "no end"
+            rule = "every stage has one of until_frac and until_step, but the last ends with the run and has none"
+            raise ValueError(f"{where} has {has}: {rule}")
         if is_last:
             end = num_steps
         elif stage.until_step is not None:

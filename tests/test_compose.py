@@ -65,7 +65,7 @@ def test_instruments_are_a_list():
         ("track=cpu_nono", r"did you mean cpu_nano\?"),
         ("muon", "'muon' is not a setting: write key=value, optim=muon"),
         ("seed", "'seed' is not a setting: write key=value"),
-        ("profile=null", "profile=null: omit it, or choose from memory, modded, nsys, stages, window"),
+        ("profile=null", "profile=null: there is no profile None; omit it, or choose from memory, modded, nsys"),
         ("model/size=huge", "model/size=huge: there is no model/size 'huge'.*choose from medium, nano, small"),
         ("goal.num_steps=", "goal.num_steps=: "),
         ("seed=1,2", "seed=1,2: "),

@@ -698,7 +698,7 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
         (["script=nothing.py"], "script=nothing.py: there is no such file"),
         (["script=/dev/null"], "script=/dev/null: is not a regular file"),
         (["script=ODD", "model=modern"], "model=modern: script="),
-        (["script=ODD", "optim.lr=1"], "has its own model and optimizer: remove it"),
+        (["script=ODD", "optim.lr=1"], "has its own model and optimizer, and saves its weights: remove it"),
         (["script=ODD", "instruments=[regions]"], "a script is measured from outside"),
         (["script=ODD", "profile=stages"], "use profile=window or profile=modded"),
         (["script.args=[3]"], "there is no script"),

@@ -180,8 +180,8 @@ def test_the_cluster_has_help_and_its_values_are_checked():
     [
         (["cluster=slurm", "cluster.time_min=abc"], "cluster.time_min=abc: use a whole number above 0, or null"),
         (["cluster=slurm", "cluster.tim=3"], "unknown setting cluster.tim=3: cluster has partition, account, nodes"),
-        (["cluster.name=x"], "cluster.name=x: say which: cluster=slurm"),
-        (["cluster=k8s"], "cluster=k8s: choose slurm, or remove it"),
+        (["cluster.name=x"], "cluster.name=x: write cluster=slurm"),
+        (["cluster=k8s"], "cluster=k8s: write cluster=slurm, or remove it"),
     ],
 )
 def test_words_of_a_cluster_that_cannot_be_are_refused(overrides, message):
@@ -236,7 +236,7 @@ def test_help_beside_a_cluster_submits_nothing(monkeypatch, printed):
 @pytest.mark.parametrize(
     ("key", "allowed"),
     [
-        ("data.markov_lags", "a list of whole numbers, or null"),
+        ("data.markov_lags", "a list of 1 to 8 different distances of 1 to 1024, such as [1] or [1,3], or null"),
         ("data.shards", "a list, each a number as 3, or numbers as 9-12, or null"),
         ("stages", "a list, each a group of settings, KEY: VALUE, or null"),
     ],

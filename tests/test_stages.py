@@ -57,9 +57,15 @@ def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("stages=[{until_frac:0.5},{until_frac:0.9}]", r"stages\[1\].until_frac=0.9: the last stage ends with the run"),
-        ("stages=[{batch_tokens:512},{}]", r"stages\[0\].until_frac=None: neither is given"),
-        ("stages=[{until_frac:0.5,until_step:3},{}]", "both are given"),
+        (
+            "stages=[{until_frac:0.5},{until_frac:0.9}]",
+            r"stages\[1\] has until_frac=0.9: every .*the last ends with the run",
+        ),
+        ("stages=[{batch_tokens:512},{}]", r"stages\[0\] has no end: every stage has one of until_frac and"),
+        (
+            "stages=[{until_frac:0.5,until_step:3},{}]",
+            r"stages\[0\] has until_frac=0.5 and until_step=3: every stage has one of",
+        ),
         ("stages=[{until_step:6},{}]", r"stages\[0\]: it would go from step 0 to 6 of 6"),
         ("stages=[{until_step:3},{until_step:2},{}]", r"stages\[1\]: it would go from step 3 to 2 of 6"),
         ("stages=[{until_frac:0.01},{}]", "it would go from step 0 to 0 of 6"),

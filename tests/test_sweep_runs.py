@@ -280,7 +280,7 @@ def test_a_search_of_nothing_is_refused(tmp_path):
 def test_without_optuna_a_search_says_what_to_install(tmp_path):
     if has("optuna"):
         pytest.skip("optuna is installed here")
-    with pytest.raises(ValueError, match="hydra/sweeper=optuna: it is not installed here: pip install optuna"):
+    with pytest.raises(ValueError, match="hydra/sweeper=optuna is not installed here: pip install optuna"):
         opened(tmp_path, "seed=0,1")
 
 

@@ -63,7 +63,7 @@ def test_a_shuffle_has_every_value_once():
         (["optim.lr=interval(0.1,1)"], r"an interval has infinitely many .*or search in it: hydra/sweeper=optuna"),
         (["optim.lr=tag(x,interval(0.1,1))"], "an interval has infinitely many values"),
         (["model=glob(zzz*)"], r"model=glob\(zzz\*\): it matches none of gpt2, modern"),
-        (["seed=glob(*)"], r"seed=glob\(\*\): seed is not a group: glob\(...\) chooses from the files of one"),
+        (["seed=glob(*)"], r"seed=glob\(\*\): it matches nothing: seed is not a group"),
         (["model=sort(glob(*))"], "while evaluating 'sort"),
         (["name=str(range(1,3))"], "Range can only be cast to int or float"),
         (["seed=jsn(1)"], "Unknown function 'jsn', Available: bool,choice,float,glob,int,interval,range"),
@@ -88,7 +88,7 @@ def test_a_plugin_that_is_absent_says_what_to_install(extra):
     group, _, name = extra[0].partition("=")
     if name in compose.app().config_loader.get_group_options(group):
         pytest.skip(f"{name} is installed here")
-    with pytest.raises(ValueError, match=f"^{extra[0]}: it is not installed here: pip install hydra-"):
+    with pytest.raises(ValueError, match=f"{extra[0]} is not installed here: pip install hydra-"):
         multirun.points([*extra, "seed=0,1"])
 
 

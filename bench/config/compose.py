@@ -139,10 +139,9 @@ def refusals(arguments: list[str]) -> Iterator[None]:
             text = f"{key}: ${{hydra:...}} has no value yet when settings are composed: write the value"
         for choice, package in PLUGINS.items():
             if f"'{choice}'" in text:
-                remedy = f"pip install {package} (docs/race.md)"
-                raise ValueError(f"{'='.join(choice.rsplit('/', 1))}: it is not installed here: {remedy}") from None
+                text = f"{'='.join(choice.rsplit('/', 1))} is not installed here: pip install {package} (docs/race.md)"
         if "Could not override 'optim/schedule'" in text:
-            raise ValueError(f"optim/schedule: {NO_SCHEDULE}") from None
+            text = f"optim/schedule: {NO_SCHEDULE}"
         if "Could not override 'model/size'" in text:
             text += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
         raise ValueError(f"{' '.join(arguments)}: {text}" if arguments else text) from None
@@ -198,8 +197,6 @@ def _with_lists(groups: tuple[str, ...], lists: list[Any]) -> Values:
     composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
     for override in lists:
         word, group, names = override.input_line, override.key_or_group, override.value()
-        if names is None or group not in LISTS:
-            raise ValueError(f"{word}: give names, as in +instruments=memory_history or ~exporters=wandb")
         _check_group(override)
         for name in names if isinstance(names, list) else [names]:
             if override.is_add():
@@ -211,14 +208,14 @@ def _with_lists(groups: tuple[str, ...], lists: list[Any]) -> Values:
 
 def _check_group(override: Any) -> None:
     word, group, value = override.input_line, override.key_or_group, override.value()
-    if value is None:
-        raise ValueError(f"{word}: omit it, or choose from {', '.join(choices(group))}")
     for name in value if isinstance(value, list) else [value]:
         if name in choices(group):
             continue
-        if group == "instruments" and name in choices("exporters"):
-            raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")
         near, kind = did_you_mean(str(name), choices(group)), group[:-1] if group in LISTS else group
+        if name is None:
+            near = "omit it, or "
+        if group == "instruments" and name in choices("exporters"):
+            near = f"it is an exporter, not an instrument: write exporters=[{name}], or "
         if group == "model" and name in ladder.CLASSES:
             near = f"it is a rung of the ladder: write experiment={name}, or model.arch={name} for its model alone; "
         if group == "experiment" and re.fullmatch(r"r\d\d", str(name)):
@@ -314,11 +311,10 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
     if started[1:]:
         raise ValueError(f"script.{' and script.'.join(started)} each say what to start: keep one of them")
     program = f"script{'' if started[0] == 'path' else '.' + started[0]}={composed['script'][started[0]]}"
-    for word in overrides:
-        if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
-            raise ValueError(f"{word}: {program} has its own model and optimizer: remove it")
-    if (composed["checkpoint"] or {}).get("save"):
-        raise ValueError(f"checkpoint.save=true with {program}: a script saves its own checkpoints: remove it")
+    ours = [word for word in overrides if re.match(r"(model|optim)[=./]", word)]
+    ours += ["checkpoint.save=true"] if (composed["checkpoint"] or {}).get("save") else []
+    if ours:
+        raise ValueError(f"{ours[0]}: {program} has its own model and optimizer, and saves its weights: remove it")
     composed["model"] = composed["optim"] = None
 
 

@@ -115,9 +115,8 @@ def split_sweep(overrides: list[str]) -> tuple[list[str], list[str]]:
     """Splits a sweep's overrides into Hydra's and those of its runs, quoted for Hydra's grammar. Raises ValueError."""
     hydra_overrides = [word for word in overrides if is_hydra_override(word)]
     for word in hydra_overrides:
-        key = word.lstrip("+~").partition("=")[0].replace("/", ".")
+        key, allowed = word.lstrip("+~").partition("=")[0].replace("/", "."), ", ".join(SWEEP_KEYS)
         if not key.startswith(SWEEP_KEYS):
-            allowed = ", ".join(SWEEP_KEYS)
             raise ValueError(f"{word}: of Hydra's settings a sweep takes only {allowed}; output folders are fixed")
     run_overrides = [word for word in overrides if word not in hydra_overrides]
     for word in run_overrides:
@@ -145,11 +144,9 @@ def check_points(word: str, loader: Any) -> None:
     names = loader.get_group_options(key) if hasattr(pattern, "filter") else None
     if names is None and override.is_sweep_override() and not any(True for _ in override.sweep_string_iterator()):
         raise ValueError(f"{word}: it has no value: range(3) is 0, 1, 2 and range(1,4) is 1, 2, 3")
-    if names == []:
-        problem = f"{key} is not a group: glob(...) chooses from the files of one, as model=glob(*) does"
-        raise ValueError(f"{word}: {problem}")
-    if names and not pattern.filter(names):
-        raise ValueError(f"{word}: it matches none of {', '.join(names)}")
+    if names is not None and not pattern.filter(names):
+        has = f"none of {', '.join(names)}" if names else f"nothing: {key} is not a group of files, as model is"
+        raise ValueError(f"{word}: it matches {has}")
 
 
 def _parsed(word: str) -> Any:
@@ -160,13 +157,12 @@ def _parsed(word: str) -> Any:
     try:
         return OverridesParser.create().parse_override(_quoted(word))
     except HydraException as error:
+        problem = f"{one_line(error)}; quote a value with spaces or signs: key='\"a value\"'"
         if any(word.count(opening) > word.count(closing) for opening, closing in ("()", "[]", "{}")):
-            raise ValueError(f"{word}: a bracket is not closed; quote the word for the shell: '{word}...'") from None
-        second = HIDDEN_SECOND.search(word)
-        if second:
-            first = word[: second.start()]
-            raise ValueError(f"{word!r}: two settings are in one word: separate them, {first} {second[1]}") from None
-        raise ValueError(f"{word}: {one_line(error)}; quote a value with spaces or signs: key='\"a value\"'") from None
+            problem = f"a bracket is not closed; quote the word for the shell: '{word}...'"
+        elif second := HIDDEN_SECOND.search(word):
+            problem = f"two settings are in one word: separate them, {word[: second.start()]} {second[1]}"
+        raise ValueError(f"{word}: {problem}") from None
 
 
 def _quoted(override: str) -> str:
@@ -228,16 +224,12 @@ def split_cluster(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def cluster_of(cluster_overrides: Iterable[str]) -> Cluster:
     """Checks the cluster's overrides and returns them as a Cluster. Raises ValueError if one is wrong."""
-    values = {}
-    for word in cluster_overrides:
-        key, _, value = word.partition("=")
-        if key != "cluster":
-            values[key.removeprefix("cluster.")] = value_of(value)
-        elif word != CLUSTER_CHOICE:
-            raise ValueError(f"{word}: choose slurm, or remove it to run on this machine")
-    if values and CLUSTER_CHOICE not in cluster_overrides:
-        raise ValueError(f"{next(iter(cluster_overrides))}: say which: {CLUSTER_CHOICE}")
-    return typed.build(Cluster, values, "cluster.")
+    words = list(cluster_overrides)
+    clusters = [word for word in words if word.startswith("cluster=")]
+    if words and set(clusters) != {CLUSTER_CHOICE}:
+        raise ValueError(f"{' '.join(clusters or words)}: write {CLUSTER_CHOICE}, or remove it to run on this machine")
+    pairs = [word.removeprefix("cluster.").partition("=") for word in words if word not in clusters]
+    return typed.build(Cluster, {key: value_of(value) for key, _, value in pairs}, "cluster.")
 
 
 def cluster_settings(cluster_overrides: Iterable[str]) -> dict[str, Any]:

@@ -27,6 +27,10 @@ from models.settings import NotNegativeInt, Positive, PositiveInt, Range, one_of
 from models.stages import Stage
 
 metric_name = Range(lambda name: bool(re.fullmatch(r"[a-z]\w*", name)), "a name of small letters, digits and _")
+are_lags = Range(
+    lambda lags: 0 < len(lags) <= 8 and all(lag in range(1, 1025) and lags.count(lag) == 1 for lag in lags),
+    "of 1 to 8 different distances of 1 to 1024, such as [1] or [1,3]",
+)
 GONE_RULES = ("forbidden_instruments", "num_runs")  # rules that only older records have; num_runs is track.repeats now
 
 
@@ -62,7 +66,7 @@ class DataConfig:
     tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # the tokenizer of your text or shards
     train_tokens: Annotated[int, between(2, 2**28)] | None = None  # how many tokens to make, for data=markov
     markov_seed: Annotated[int, between(0, 2**32 - 1)] | None = None  # seed of data=markov, not of the run
-    markov_lags: list[int] | None = None  # which earlier tokens the next depends on in data=markov, [1] or [1,3]
+    markov_lags: Annotated[list[int], are_lags] | None = None  # which earlier tokens the next depends on in data=markov
     repo: Repository | None = None  # dataset repository on the Hugging Face hub
     revision: str | None = None  # commit of repo; null: the one that was current at the first fetch
     # how many shards to fetch, of 100 million tokens each, from the first on; null: those in data.shards

@@ -17,8 +17,7 @@ class Config(trapezoid.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.at_fracs) != len(self.lr_fracs) or self.at_fracs != sorted(self.at_fracs):
-            remedy = "give as many, and at_fracs in order"
-            raise ValueError(f"optim.schedule.at_fracs={self.at_fracs}: lr_fracs={self.lr_fracs}: {remedy}")
+            raise ValueError(f"at_fracs={self.at_fracs}: lr_fracs={self.lr_fracs}: give as many, and at_fracs in order")
 
     def lr_frac(self, step: int, num_steps: int) -> float:
         changes = zip(self.at_fracs, self.lr_fracs, strict=True)
