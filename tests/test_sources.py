@@ -140,7 +140,7 @@ def test_a_promised_hash_is_kept_or_refused():
 def test_a_run_needs_one_val_token_more_than_it_predicts():
     dataset = datasets.prepare(small_markov(), **QUIET)
     datasets.check_val_tokens(dataset, 257 * 4096 - 1)
-    with pytest.raises(ValueError, match="goal.val_tokens=1052672: the val shards of data=markov hold 1052672 tokens"):
+    with pytest.raises(ValueError, match="goal.val_tokens=1052672: the val shards hold 1052672 tokens"):
         datasets.check_val_tokens(dataset, 257 * 4096)
 
 

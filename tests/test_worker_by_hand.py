@@ -107,7 +107,7 @@ def test_another_shard_under_the_same_name_is_refused(two_rank_run, tmp_path, mo
     changed = bytearray(path.read_bytes())
     changed[-1] ^= 1
     path.write_bytes(changed)
-    with pytest.raises(datasets.CheckFailed, match=f"sha256 [0-9a-f]+, but run.json says {data['val'][0]['sha256']}"):
+    with pytest.raises(datasets.CheckFailed, match=f"sha256 [0-9a-f]+ instead of {data['val'][0]['sha256']}"):
         datasets.recorded(data)
 
 

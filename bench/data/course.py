@@ -54,8 +54,8 @@ class Course:
         for shape in shapes:
             part = world_size * shape.num_micro_steps * shape.seq_len
             if shape.batch_tokens % part:
-                hint = f"use a multiple of world_size * num_micro_steps * seq_len = {part}"
-                raise ValueError(f"batch_tokens={shape.batch_tokens}: {hint}")
+                factors = "world_size * num_micro_steps * seq_len"
+                raise ValueError(f"batch_tokens={shape.batch_tokens}: use a multiple of {factors} = {part}")
         assert all((shape.num_steps is None) == (shape is shapes[-1]) for shape in shapes), shapes
         self._shapes, self._rank, self._world_size = list(shapes), rank, world_size
         self._steps = _before_each(shapes, lambda shape: 1)
@@ -92,8 +92,6 @@ class Stream:
     """The endless concatenation of shards. Not thread-safe."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
-        if not shards:
-            raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
         self._shards = list(shards)
         self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in self._shards)]
         self._mapped_index, self._mapped = -1, np.empty(0, np.uint16)  # the shard being read

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench.data.course import BatchShape, Course, DocumentStarts, Stream
-from bench.data.shards import Shard
+from bench.data.shards import Shard, check_val_tokens
 
 # Small steps are read several at a time, because passing them on would cost more than reading them.
 BLOCK_TOKENS = 1 << 16
@@ -206,10 +206,7 @@ class ValRows:
         row_of_seqs = world_size * seq_len  # tokens of one row on each rank
         if val_tokens <= 0 or val_tokens % row_of_seqs:
             raise ValueError(f"goal.val_tokens={val_tokens}: use a multiple of world_size * seq_len = {row_of_seqs}")
-        if val_tokens + 1 > self.num_tokens:
-            fits = (self.num_tokens - 1) // row_of_seqs * row_of_seqs
-            hint = f"the val shards hold {self.num_tokens} tokens: use {fits} or fewer"
-            raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
+        check_val_tokens(self.num_tokens, val_tokens, row_of_seqs)
         rank_seqs = val_tokens // row_of_seqs
         num_seqs = next(num for num in range(min(micro_batch_seqs, rank_seqs), 0, -1) if rank_seqs % num == 0)
         self.shape_BT = num_seqs, seq_len

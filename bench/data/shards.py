@@ -89,23 +89,30 @@ def check(path: Path | str) -> Shard:
             size, header = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
     except Damaged as error:
         raise CheckFailed(f"{error}; check the name and the permissions") from error
-    if len(header) < HEADER_BYTES:
-        why = f"{size} bytes, and a header alone has {HEADER_BYTES}"
-        raise CheckFailed(f"{path}: {why}: truncated or no shard; get it again")
-    magic, version, num_tokens, *_ = HEADER.unpack(header)
+    magic, version, num_tokens, *_ = HEADER.unpack(header.ljust(HEADER_BYTES, b"\0"))
     if magic != MAGIC:
         kind = "llm.c's format for llama, with uint32 tokens" if magic == LLAMA_MAGIC else "no shard of this format"
-        hint = "./run.sh data make text makes one from text"
-        raise CheckFailed(f"{path}: magic {magic} instead of {MAGIC}: {kind}; {hint}")
+        raise CheckFailed(f"{path}: magic {magic} instead of {MAGIC}: {kind}; make one: ./run.sh data make text")
     if version != VERSION:
         raise CheckFailed(f"{path}: version {version}, and only {VERSION} is known here: make it again in that version")
-    if num_tokens <= 0:
-        raise CheckFailed(f"{path}: the header counts {num_tokens} tokens: make or get it again")
-    if size != num_bytes(num_tokens):
-        how = "truncated" if size < num_bytes(num_tokens) else "longer than its header says"
-        need = f"{num_tokens} tokens need {num_bytes(num_tokens)}"
-        raise CheckFailed(f"{path}: {size} bytes, but {need}: it is {how}; get it again")
+    if num_tokens <= 0 or size != num_bytes(num_tokens):
+        how = "truncated" if size < num_bytes(num_tokens) else "empty, or longer than its header says"
+        need = f"its header counts {num_tokens} tokens, which need {num_bytes(num_tokens)}"
+        raise CheckFailed(f"{path}: {size} bytes, but {need}: it is {how}; make or get it again")
     return Shard(path, num_tokens, size)
+
+
+def check_hash(path: Path | str, digest: str, wanted: str | None, remedy: str) -> None:
+    """Raises CheckFailed if a file's sha256 is not the one that it must have; None: any."""
+    if wanted not in (None, digest):
+        raise CheckFailed(f"{path}: sha256 {digest} instead of {wanted}: damaged or changed; {remedy}")
+
+
+def check_val_tokens(num_tokens: int, val_tokens: int, multiple: int = 1) -> None:
+    """Raises ValueError if val shards of num_tokens hold too few: val_tokens targets need one token more."""
+    if val_tokens + 1 > num_tokens:
+        most = (num_tokens - 1) // multiple * multiple
+        raise ValueError(f"goal.val_tokens={val_tokens}: the val shards hold {num_tokens} tokens: use {most} or fewer")
 
 
 def max_token(shard: Shard) -> int:

@@ -183,8 +183,7 @@ def read(path: Path | str) -> Passport:
     """Reads a passport.  Raises ValueError for anything else."""
     passport = cast(Passport, json_file.read(path, Passport))
     if passport["schema_version"] > SCHEMA_VERSION:
-        version = passport["schema_version"]
-        raise ValueError(f"{path}: schema_version {version} is newer than this harness: update it")
+        raise ValueError(f"{path}: schema_version {passport['schema_version']} is newer than this harness: update it")
     return passport
 
 

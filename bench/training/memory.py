@@ -162,12 +162,11 @@ class History:
     def start(self) -> None:
         """Starts an empty history."""
         global _holder
-        if _holder is not None and _holder is not self:
-            raise RuntimeError(f"{self.name}: {_holder.name} is recording the memory history, and there is only one")
         import torch
 
-        if _holder is None and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
-            raise RuntimeError(f"{self.name}: another program is recording the memory history, and there is only one")
+        if _holder is not self and (_holder or getattr(torch._C, "_cuda_isHistoryEnabled", bool)()):
+            other = _holder.name if _holder else "another program"
+            raise RuntimeError(f"{self.name}: {other} is recording the memory history, and there is only one")
         self._marks = []
         torch.cuda.memory._record_memory_history(enabled=None)  # empties the buffer
         torch.cuda.memory._record_memory_history(

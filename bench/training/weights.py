@@ -84,9 +84,10 @@ def _read(path: Path, tensors_too: bool = True) -> tuple[dict[str, torch.Tensor]
                 raise ValueError("its first 8 bytes are not the length of a header")
             header = json.loads(file.read(num_bytes))
             about, end = header.pop(METADATA, {}), 0
-            for begin, its_end in sorted(facts["data_offsets"] for facts in header.values()):
+            extents = sorted(facts["data_offsets"] for facts in header.values())
+            for begin, its_end in [*extents, [os.path.getsize(path) - 8 - num_bytes, None]]:  # and the end of the file
                 if begin != end:
-                    raise ValueError(f"a tensor begins at byte {begin}, and the one before it ends at {end}")
+                    raise ValueError(f"a tensor ends at byte {end}, and what follows it begins at {begin}")
                 end = its_end
             tensors = (
                 {name: _tensor(file, 8 + num_bytes, facts) for name, facts in header.items()} if tensors_too else {}
@@ -101,12 +102,10 @@ def _read(path: Path, tensors_too: bool = True) -> tuple[dict[str, torch.Tensor]
 def _tensor(file: BinaryIO, start: int, facts: dict[str, Any]) -> torch.Tensor:
     dtype, shape, (begin, end) = DTYPES[facts["dtype"]], facts["shape"], facts["data_offsets"]
     num_bytes = math.prod(shape) * dtype.itemsize
-    if begin < 0 or end - begin != num_bytes:
-        raise ValueError(f"{shape} of {facts['dtype']} is not the {end - begin} bytes from {begin} to {end}")
     file.seek(start + begin)
-    data = bytearray(file.read(num_bytes))
+    data = bytearray(file.read(end - begin))
     if len(data) != num_bytes:
-        raise ValueError("it ends early")
+        raise ValueError(f"{shape} of {facts['dtype']} is not the {end - begin} bytes from {begin} to {end}")
     return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)
 
 

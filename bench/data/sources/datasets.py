@@ -94,10 +94,7 @@ def recorded(data: dict[str, Any], say: Callable[[str], None] = print) -> dict[s
             if not path.is_file():
                 raise CheckFailed(f"{path}: the shard {file['file']} of run.json is not there: {hint}")
             files[split].append(shards.check(path))
-            digest = facts.sha256(path, say)
-            if digest != file["sha256"]:
-                mismatch = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
-                raise CheckFailed(f"{path}: {mismatch}; {hint}")
+            shards.check_hash(path, facts.sha256(path, say), str(file["sha256"]), hint)
     return files
 
 
@@ -111,10 +108,7 @@ def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
 
 def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
     """Raises ValueError if the val shards hold too few tokens: val_tokens targets need one token more."""
-    num_tokens = sum(file.num_tokens for file in dataset.val)
-    if val_tokens + 1 > num_tokens:
-        hint = f"the val shards of data={dataset.name} hold {num_tokens} tokens: use fewer"
-        raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
+    shards.check_val_tokens(sum(file.num_tokens for file in dataset.val), val_tokens)
 
 
 def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
@@ -152,13 +146,12 @@ def _find(origin: Source, say: Callable[[str], None]) -> Dataset:
             why = "is also a training shard, so val_loss would be of tokens trained on: leave it out of one"
             raise ValueError(f"data={origin.name}: {file.path.name} has the bytes of {same.path.name}: it {why}")
     fullest = max(train + val, key=lambda file: file.max_token)
+    most = fullest.max_token
     if origin.vocab_size is None:
-        hint = f"the largest token is {fullest.max_token}: give data.vocab_size={fullest.max_token + 1} or more"
-        raise ValueError(f"data.vocab_size is not set: {hint}")
-    if fullest.max_token >= origin.vocab_size:
-        most = f"data.vocab_size={origin.vocab_size} allows {origin.vocab_size - 1} at most"
-        problem = f"{most}: it is of another vocabulary or damaged; {origin.remedy(fullest.path)}"
-        raise CheckFailed(f"{fullest.path}: largest token {fullest.max_token}, but {problem}")
+        raise ValueError(f"data.vocab_size is not set: the largest token is {most}: give vocab_size={most + 1} or more")
+    if most >= origin.vocab_size:
+        why = f"data.vocab_size={origin.vocab_size} allows {origin.vocab_size - 1}: of another vocabulary or damaged"
+        raise CheckFailed(f"{fullest.path}: largest token {most}, but {why}; {origin.remedy(fullest.path)}")
     return Dataset(origin.name, origin.vocab_size, train, val, origin.floor_source, origin.origin)
 
 
@@ -166,7 +159,5 @@ def _check(origin: Source, expected: Expected, facts: shards.Facts, say: Callabl
     shard = shards.check(expected.path)
     stamp = shards.stamp_of(shard.path)
     digest, max_token = facts.of(shard, say)
-    if expected.sha256 not in (None, digest):
-        mismatch = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"
-        raise CheckFailed(f"{shard.path}: {mismatch}; {origin.remedy(shard.path)}")
+    shards.check_hash(shard.path, digest, expected.sha256, origin.remedy(shard.path))
     return ShardFile(shard.path, shard.num_tokens, shard.num_bytes, digest, max_token, stamp)

