@@ -96,7 +96,7 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["script.module=scripts.base_train"], "script.module: give script.root=DIR"),
+        (["script.module=scripts.base_train"], "script.module=scripts.base_train: give script.root=DIR"),
         (["script.root=ROOT"], "there is no script: give script=PATH/train_gpt.py, or script.root=DIR with"),
         (["script.root=ROOT/none", "script.module=a"], "there is no such folder: give the program's repository"),
         (["script.root=ROOT", "script.module=scripts.other"], "script.root=ROOT has no file scripts/other.py"),
@@ -107,7 +107,7 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
         ),
         (["script.root=ROOT", "script=../odd/train.py"], "has no file ../odd/train.py: give one that is there"),
         (["script.root=ROOT", "script.command=no-such-program 1"], "neither a file in ROOT nor a program on PATH"),
-        (["script.root=ROOT", "script.command=[]"], "script.command: it is empty"),
+        (["script.root=ROOT", "script.command=[]"], "script.command=[]: use a list of a program and its arguments, as 'bash train.sh'"),
         (["script.root=ROOT", "script.args=--x 'y"], "No closing quotation"),
         (["script.root=ROOT", "script.module=a", "script.command=b"], "script.module and script.command each say"),
         (["script.root=ROOT", "script.command=./train.sh", "model=modern"], "has its own model and optimizer"),

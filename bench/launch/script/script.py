@@ -23,7 +23,10 @@ from bench.config import schema, user_code
 from bench.data.sources.source import data_root
 from bench.machine import code_state, git, sandbox
 
+ANYTHING_ELSE = "script.root=DIR script.command='bash train.sh' starts anything else"
 INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing of a script but its lines
+# {what chooses instruments: the choices that a script may have}
+OUTSIDE = {"instruments": {*INSTRUMENTS}, "profile": {"modded", "null", "window"}}
 DATA = "data/fineweb10B"
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 DOCUMENTATION = (".md", ".rst")  # files that no program is expected to read
@@ -129,14 +132,11 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     python = _python(settings.python, given_root)
     torchrun = settings.command is None if settings.torchrun is None else settings.torchrun
     if not torchrun:
-        if config.hardware.num_processes not in (None, 1):
-            remedy = "it starts what it needs itself: remove it, or let torchrun start them"
-            raise ValueError(f"hardware.num_processes={config.hardware.num_processes}: without torchrun {remedy}")
+        if (num := config.hardware.num_processes) not in (None, 1):
+            raise ValueError(f"hardware.num_processes={num}: without torchrun it starts what it needs itself: omit it")
         config.hardware.num_processes = 1
     settings.env = {name: _value(name, value) for name, value in (settings.env or {}).items()} or None
     data = PurePosixPath(settings.data or DATA)
-    if data.is_absolute() or ".." in data.parts or not data.name:
-        raise ValueError(f"script.data={settings.data}: give a folder below the script's own, e.g. {DATA}")
     dialect: str | Mapping[str, Any] | None = settings.dialect
     from bench.record.importers import dialects  # imports numpy, which launchers of our own runs do not need
 
@@ -187,32 +187,25 @@ def _check_sandbox(config: schema.Config, script: Script) -> None:
 def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
     for override in overrides:
         key, _, value = override.partition("=")
-        names = [name.strip() for name in value.strip("[]").split(",") if name.strip()]
-        if key == "instruments" and not set(names) <= set(INSTRUMENTS):
-            remedy = f"choose from {', '.join(INSTRUMENTS)}, or none: instruments=[]"
-            raise ValueError(f"{override}: a script is measured from outside, where this cannot work: {remedy}")
-        if key == "profile" and value not in ("null", "window", "modded"):
-            raise ValueError(f"{override}: a script is measured from outside: use profile=window or profile=modded")
+        names = {name.strip() for name in value.strip("[]").split(",") if name.strip()}
+        if names - OUTSIDE.get(key, names):
+            raise ValueError(f"{override}: a script is measured from outside: use {' or '.join(sorted(OUTSIDE[key]))}")
     config.instruments = {name: settings for name, settings in config.instruments.items() if name in INSTRUMENTS}
 
 
 def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
     """Returns what is started as the user typed it, and Script.own.  Raises ValueError if it is not there."""
     if settings.root is None:
-        if settings.rev is not None:
-            raise ValueError(f"script.rev={settings.rev}: give script.root=DIR, the program's repository")
-        if settings.path is None:
-            key = "module" if settings.module else "command"
-            raise ValueError(f"script.{key}: give script.root=DIR, the folder in which its author starts it")
-        path = user_path(settings.path)
-        if not path.is_file():
-            remedy = "give the training script, e.g. train_gpt.py"
-            problem = "is not a regular file" if path.exists() else "there is no such file"
-            raise ValueError(f"script={settings.path}: {problem}: {remedy}")
-        if path.suffix not in (".py", ""):
-            remedy = "give a .py file; script.root=DIR script.command='bash train.sh' starts anything else"
-            raise ValueError(f"script={settings.path}: is not a Python program: {remedy}")
-        return settings.path, f"{settings.path}{user_code.SCRIPT_MAIN}"
+        rooted = {key: getattr(settings, key) for key in ("rev", "module", "command")}
+        if given := [f"script.{key}={value}" for key, value in rooted.items() if value is not None]:
+            raise ValueError(f"{given[0]}: give script.root=DIR, the folder in which its author starts it")
+        typed = str(settings.path)
+        path = user_path(typed)
+        problem = "is not a regular file" if path.exists() else "there is no such file"
+        problem = "is not a Python program" if path.is_file() else problem
+        if not path.is_file() or path.suffix not in (".py", ""):
+            raise ValueError(f"script={typed}: {problem}: give a .py file; {ANYTHING_ELSE}")
+        return typed, f"{typed}{user_code.SCRIPT_MAIN}"
     root = Path(os.path.normpath(user_path(settings.root).absolute()))
     if not root.is_dir():
         raise ValueError(f"script.root={settings.root}: there is no such folder: give the program's repository")
@@ -221,14 +214,11 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         root, settings.rev = checked_out(root, settings.rev)
         where = str(root)
     if settings.command is not None:
-        if not settings.command:
-            raise ValueError("script.command: it is empty: give a program, as script.command='bash train.sh'")
         typed, names = " ".join(settings.command), [os.path.normpath(settings.command[0])]
         if not (root / names[0]).is_file():
             names = [""]  # such as bash or make, found on PATH
             if shutil.which(settings.command[0]) is None:
-                remedy = f"is neither a file in {settings.root} nor a program on PATH"
-                raise ValueError(f"script.command={typed}: {settings.command[0]} {remedy}")
+                raise ValueError(f"script.command={typed}: neither a file in {settings.root} nor a program on PATH")
     elif settings.module is not None:
         typed, stem = settings.module, settings.module.replace(".", "/")
         names = [f"{stem}.py", f"{stem}/__main__.py"]
@@ -237,9 +227,8 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         names = [os.path.relpath(os.path.normpath(root / os.path.expanduser(typed)), root)]
     name = next((name for name in names if not name or (root / name).is_file()), None)
     if name is None or name.startswith(".."):
-        key = "script.module" if settings.module else "script"
-        missing = f"{key}={typed}: script.root={settings.root} has no file {names[0]}"
-        raise ValueError(f"{missing}: give one that is there, by its path in script.root")
+        given = f"script{'.module' * bool(settings.module)}={typed}: script.root={settings.root}"
+        raise ValueError(f"{given} has no file {names[0]}: give one that is there, by its path in script.root")
     return typed, f"{where}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
 
 
@@ -260,8 +249,7 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
         inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may be below the top of its repository
         is_there = git.ask(root, "rev-parse", "--verify", "--quiet", f"{commit}:{inner}") is not None
         if not is_there and not folder.is_dir():
-            remedy = "commit it, or give revisions that have it"
-            raise ValueError(f"script.rev={rev}: the folder {root} is not in this commit: {remedy}")
+            raise ValueError(f"script.rev={rev}: the folder {root} is not in this commit: commit it, or give another")
         if is_there:
             _export(root, f"{commit}:{inner}", folder)
         others = git.run(root, "ls-files", "--others", "--directory", "-z").split("\0")
