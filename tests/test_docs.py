@@ -136,7 +136,7 @@ def test_the_yaml_of_the_docs_is_what_its_readers_take(tmp_path):
         (tmp_path / path).write_text(text)
     options = ("run", "-m", "experiment=lr", "--config-dir", str(tmp_path), "--dry-run")
     assert "plan  9 runs" in real_runs.bench(tmp_path, *options, code=0).stdout
-    assert shares.budgets(Queue(tmp_path / "queue"))["users"] == {"ann": {"gpu_hours": 2000}}
+    assert shares.budgets(Queue(tmp_path / "queue")).users == {"ann": shares.Limits(gpu_hours=2000.0)}
     (tmp_path / "my.yaml").write_text(*files.pop("scripts.md"))
     assert dialects.reader_of(str(tmp_path / "my.yaml"))
     jobs = yaml.safe_load(github)["jobs"]

@@ -105,9 +105,9 @@ def test_users_take_turns_whoever_submitted_more_and_earlier():
 
 def test_a_budget_in_gpu_hours_or_money_is_used_up(queue):
     recent = [outcome("ann", num_gpus=8, hours=2.0, usd=40.0), outcome("ann", usd=None), outcome("bob", usd=5.0)]
-    budgets = {"days": 30, "gpu_hours": 18, "users": {"bob": {"usd": 5}, "cy": {"gpu_hours": 0}}}
+    budgets = shares.Budgets(gpu_hours=18, users={"bob": shares.Limits(usd=5), "cy": shares.Limits(gpu_hours=0)})
     assert over_budget(recent, budgets, "ann") is None  # 17 of 18
-    assert over_budget(recent, budgets | {"gpu_hours": 17}, "ann") == "ann has used 17 of 17 gpu_hours in 30 days"
+    assert over_budget(recent, shares.Budgets(gpu_hours=17), "ann") == "ann has used 17 of 17 gpu_hours in 30 days"
     assert over_budget(recent, budgets, "bob") == "bob has used 5 of 5 usd in 30 days"
     assert over_budget(recent, budgets, "cy") is not None  # none at all
     queue.submit(SMOKE, 0)
@@ -119,7 +119,7 @@ def test_a_budget_in_gpu_hours_or_money_is_used_up(queue):
     queue.submit(SMOKE, 0)
     assert shares.order(queue) == [] and len(queue.waiting()) == 1
     (queue.folder / "budgets.yaml").write_text("usd: lots\n")
-    with pytest.raises(ValueError, match="usd: lots: use numbers of 0 or more"):
+    with pytest.raises(ValueError, match="budgets.yaml: usd=lots: use a number of 0 or more, or null"):
         shares.order(queue)
 
 

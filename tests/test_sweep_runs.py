@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from bench.cli import main as program
 from bench.cli import sweeping
 from bench.compare import eligibility
-from bench.config import multirun, schema
+from bench.config import multirun, schema, typed
 from bench.launch import finish
 from bench.machine import gpus, leases
 from bench.plans.sweep import packing, search
@@ -256,15 +256,15 @@ def test_the_objective_is_a_metric_or_the_time_to_the_target(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": "loss"}, "hydra.sweeper.objective=loss: choose from val_loss, score, train_s, step_avg_ms, tar"),
-        ({"sampler": "tpp"}, "hydra.sweeper.sampler=tpp: choose from tpe, random"),
+        ({"objective": "loss"}, "hydra.sweeper.objective=loss: use val_loss, score, train_s, step_avg_ms or tar"),
+        ({"sampler": "tpp"}, "hydra.sweeper.sampler=tpp: use tpe, random"),
         ({"n_trials": 0}, "hydra.sweeper.n_trials=0: use a whole number of 1 or more"),
         ({"objective": "train_s", "pruner": "median"}, "hydra.sweeper.pruner=median: it compares losses"),
     ],
 )
 def test_settings_of_a_search_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        search.Settings(**changes)
+        typed.build(search.Settings, changes, "hydra.sweeper.")
 
 
 def opened(folder, *overrides):

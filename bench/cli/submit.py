@@ -85,7 +85,7 @@ def _list(queue: Queue, as_json: bool) -> None:
     if users:
         bound = {user: "at least " * shares.is_at_least(recent, user) for user in users}
         spent_rows = [(user, *(f"{bound[user]}{x:.4g}" for x in shares.spent(recent, user).values())) for user in users]
-        print("\n" + text_table.render((f"in {shares.budgets(queue)['days']:g} days", *shares.LIMITS), spent_rows))
+        print("\n" + text_table.render((f"in {shares.budgets(queue).days:g} days", *shares.LIMITS), spent_rows))
 
 
 def _parser() -> arguments.Parser:

@@ -1,15 +1,33 @@
 """Computes what users of a lab's queue have used and may use (queue/budgets.yaml), and whose turn it is."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from bench.base.reading import yaml_file
+from bench.base.reading.damage import reading_record
+from bench.config import typed
 from bench.plans.queue import Entry, Outcome, Queue
+from models.settings import NotNegative
 
 LIMITS = ("gpu_hours", "usd")
+
+
+@dataclass(kw_only=True)
+class Limits:
+    """What a user may spend in the days of Budgets; None: no limit."""
+
+    gpu_hours: NotNegative | None = None
+    usd: NotNegative | None = None
+
+
+@dataclass(kw_only=True)
+class Budgets(Limits):
+    """The content of budgets.yaml: the limits of every user, and own limits of some."""
+
+    days: NotNegative = 30.0
+    users: dict[str, Limits] | None = None
 
 
 def order(queue: Queue) -> list[Entry]:
@@ -23,26 +41,19 @@ def order(queue: Queue) -> list[Entry]:
 
 
 def recent(queue: Queue) -> list[Outcome]:
-    """Returns the outcomes of the last budgets()["days"] days, and the usage so far of entries that agents have now."""
-    since_s = datetime.now(UTC).timestamp() - 86400 * budgets(queue)["days"]
+    """Returns the outcomes of the last budgets().days days, and the usage so far of entries that agents have now."""
+    since_s = datetime.now(UTC).timestamp() - 86400 * budgets(queue).days
     ended = [outcome for outcome in queue.outcomes() if outcome["ended_s"] > since_s]
     return [*ended, *map(queue.so_far, queue.taken())]
 
 
-def budgets(queue: Queue) -> dict[str, Any]:
-    """Returns "days", limits of every user, and "users": {name: own limits}. Raises ValueError if malformed."""
+def budgets(queue: Queue) -> Budgets:
+    """Returns the content of budgets.yaml. Raises ValueError if it is malformed."""
     path = queue.folder / "budgets.yaml"
-    content = yaml_file.read(path) if path.exists() else {}
-    users = {} if content.get("users") is None else content["users"]
-    if not isinstance(users, dict) or not all(isinstance(limits, dict) for limits in users.values()):
-        raise ValueError(f"{path}: users: {users}: write limits by name: users: {{ann: {{gpu_hours: 100}}}}")
-    common = {name: value for name, value in content.items() if name != "users"}
-    for table, names in ((common, ("days", *LIMITS)), *((limits, LIMITS) for limits in users.values())):
-        for name, value in table.items():
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if name not in names or not is_number or not 0 <= value < math.inf:
-                raise ValueError(f"{path}: {name}: {value}: use numbers of 0 or more for {', '.join(names)}")
-    return {"days": 30} | common | {"users": {str(name): limits for name, limits in users.items()}}
+    with reading_record(path):
+        read = typed.build(Budgets, yaml_file.read(path) if path.exists() else {})
+    read.users = {str(name): limits for name, limits in (read.users or {}).items()}  # a user without a name is a number
+    return read
 
 
 def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outcome]) -> list[Entry]:
@@ -70,11 +81,12 @@ def is_at_least(outcomes: Iterable[Outcome], user: str) -> bool:
     return any(outcome.get("at_least", False) for outcome in outcomes if outcome["user"] == user)
 
 
-def over_budget(recent: Sequence[Outcome], budgets: Mapping[str, Any], user: str) -> str | None:
+def over_budget(recent: Sequence[Outcome], budgets: Budgets, user: str) -> str | None:
     """Returns the budget that a user has used up, as a sentence; None if some is left, or there is none."""
-    limits = dict(budgets) | dict(budgets["users"].get(user, {}))
     for name, used in spent(recent, user).items():
-        if name in limits and used >= limits[name]:
+        own = getattr((budgets.users or {}).get(user), name, None)
+        limit = getattr(budgets, name) if own is None else own
+        if limit is not None and used >= limit:
             at_least = "at least " * is_at_least(recent, user)
-            return f"{user} has used {at_least}{used:.4g} of {limits[name]:g} {name} in {budgets['days']:g} days"
+            return f"{user} has used {at_least}{used:.4g} of {limit:g} {name} in {budgets.days:g} days"
     return None

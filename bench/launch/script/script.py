@@ -197,8 +197,8 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
     """Returns what is started as the user typed it, and Script.own.  Raises ValueError if it is not there."""
     if settings.root is None:
         rooted = {key: getattr(settings, key) for key in ("rev", "module", "command")}
-        if given := [f"script.{key}={value}" for key, value in rooted.items() if value is not None]:
-            raise ValueError(f"{given[0]}: give script.root=DIR, the folder in which its author starts it")
+        if needing := [f"script.{key}={value}" for key, value in rooted.items() if value is not None]:
+            raise ValueError(f"{needing[0]}: give script.root=DIR, the folder in which its author starts it")
         typed = str(settings.path)
         path = user_path(typed)
         problem = "is not a regular file" if path.exists() else "there is no such file"

@@ -7,26 +7,31 @@ times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bench.base.paths import REPO, working_folder
-from bench.config import schema
+from bench.config import schema, typed
 from bench.launch.console import say
 from bench.launch.series import Series
 from bench.machine import environment as environment_facts
 from bench.machine import gpus, leases, processes
 from bench.machine.signals import raise_interrupted
 from bench.record import sweep
+from models.settings import Range
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 TICK_S = 0.2
 END_WITHIN_S = 30.0  # the run's launcher ends its workers, then finishes the record
+Parallel = Annotated[
+    str, Range(lambda text: re.fullmatch(r"auto|0*[1-9]\d*", text), "auto, or a whole number of 1 or more")
+]
 OPTION = "--beside"  # option of ./run.sh run: a Slot as JSON
 
 Core = tuple[int, ...]  # logical CPUs of a physical core, or of several
@@ -65,8 +70,7 @@ def slots(parallel: int | str, on_cpu: bool) -> list[Slot]:
     are not divided between slots. parallel: hydra.launcher.parallel, "auto" for as many as there are free GPUs, or
     cores if on_cpu.
     """
-    if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
-        raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
+    typed.checked("hydra.launcher.parallel", str(parallel), Parallel | None)
     num_wanted = None if parallel == "auto" else int(parallel)
     cores = physical_cores(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     devices = [] if on_cpu else gpus.devices()

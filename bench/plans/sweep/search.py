@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from bench.config.typed import AtLeast1
 from bench.launch.console import say
 from bench.record.rows import metric_of, row_of
 from bench.record.shape import Record
+from models.settings import one_of
 
 DEFAULT_OBJECTIVE = "val_loss"
 OBJECTIVES = {  # {value of hydra.sweeper.objective: its meaning}
@@ -40,31 +42,21 @@ ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (do
 
 @dataclass
 class Settings:
-    """The settings hydra.sweeper.*; docs/race.md explains them."""
+    """The settings hydra.sweeper.*, to be made by typed.build(); docs/race.md explains them."""
 
-    objective: str = DEFAULT_OBJECTIVE
-    n_trials: int = 20
-    n_jobs: int = 1
-    sampler: str = "tpe"
-    pruner: str | None = None
+    objective: Annotated[str, one_of(*OBJECTIVES)] = DEFAULT_OBJECTIVE
+    n_trials: AtLeast1 = 20
+    n_jobs: AtLeast1 = 1
+    sampler: Annotated[str, one_of(*SAMPLERS)] = "tpe"
+    pruner: Annotated[str, one_of(*filter(None, PRUNERS))] | None = None
     seed: int | None = None
     study_name: str | None = None
     storage: str | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("objective", OBJECTIVES), ("sampler", SAMPLERS), ("pruner", PRUNERS)):
-            value = getattr(self, name)
-            if value not in allowed:
-                names = ", ".join(choice or "null" for choice in allowed)
-                raise ValueError(f"hydra.sweeper.{name}={value}: choose from {names}")
-        for name in ("n_trials", "n_jobs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"hydra.sweeper.{name}={getattr(self, name)}: use a whole number of 1 or more")
         if self.pruner and self.objective != "val_loss":
-            raise ValueError(
-                f"hydra.sweeper.pruner={self.pruner}: it compares losses during training, but the objective is "
-                f"{self.objective}: use hydra.sweeper.objective=val_loss, or no pruner"
-            )
+            why = f"it compares losses during training, and the objective is {self.objective}"
+            raise ValueError(f"pruner={self.pruner}: {why}: use hydra.sweeper.objective=val_loss, or no pruner")
 
 
 @dataclass(frozen=True)

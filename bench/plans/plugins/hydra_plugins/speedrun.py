@@ -21,6 +21,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
+from bench.config import typed
 from bench.plans.sweep import search
 
 OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
@@ -76,11 +77,11 @@ class Optuna(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Runs all trials. Called by Hydra."""
-        settings = search.Settings(**self.settings)
+        settings = typed.build(search.Settings, self.settings, "hydra.sweeper.")
         is_ours = self.config.hydra.launcher._target_ == OUR_LAUNCHER
         if settings.pruner and not is_ours:
-            why = "this launcher's runs cannot be seen while they train"
-            raise ValueError(f"hydra.sweeper.pruner={settings.pruner}: {why}: use hydra/launcher=basic, or no pruner")
+            given = f"hydra.sweeper.pruner={settings.pruner}: this launcher's runs cannot be seen while they train"
+            raise ValueError(f"{given}: use hydra/launcher=basic, or no pruner")
         self.runner.objective = settings.objective
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
