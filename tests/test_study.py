@@ -387,7 +387,7 @@ def test_a_trial_that_fails_ends_the_command_and_is_made_again_by_the_next(tmp_p
         (["optim=adamw,muon", "model=gpt2,modern", *WORDS[1:]], "optim=adamw,muon model=gpt2,modern: give the arms"),
         (["optim=adamw,adamw", *WORDS[1:]], "give two arms or more, under different names"),
         ([WORDS[0], "tune=optim.muon_lr", *WORDS[2:]], "tune=optim.muon_lr: optim=adamw has no such setting"),
-        ([WORDS[0], "tune=optim.name", *WORDS[2:]], "optim=adamw has adamw, and a search begins above 0"),
+        ([WORDS[0], "tune=optim.name", *WORDS[2:]], "optim=adamw has optim.name=adamw: use a number above 0"),
         ([*WORDS[:2], *WORDS[3:]], "budget is missing: "),
         ([*WORDS[:2], "budget=2x", *WORDS[3:]], "budget=2x: write 2h or 45m, 8trials"),
         ([*WORDS[:2], "budget=0trials", *WORDS[3:]], "give each arm a trial or more"),

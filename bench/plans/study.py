@@ -22,7 +22,7 @@ from bench.base.metric import VAL_LOSS, Metric
 from bench.base.paths import REPO, shown
 from bench.base.text_table import counted
 from bench.base.units import seconds_of
-from bench.config import groups, meanings, multirun, overrides, schema
+from bench.config import groups, meanings, multirun, overrides, schema, typed
 from bench.config.typed import leaves
 from bench.launch.console import say
 from bench.launch.prepare import requested_config, this_machine
@@ -33,6 +33,7 @@ from bench.plans.sweep.points import Points, Run, made_before
 from bench.record import race_folder, run_folder, sweep
 from bench.record.race_folder import Race
 from bench.record.rows import metric_of, row_of
+from models.settings import Positive
 
 STEP = math.sqrt(10)  # factor between the first values
 DIGITS = 3  # significant digits of a value
@@ -159,10 +160,8 @@ def planned(
     both = arms | {f"{name} with {equal}": [*arm, equal] for name, arm in arms.items()}
     all_facts = arm_process.facts_of_arms({name: (REPO, arm) for name, arm in both.items()}, results)
     facts = {name: all_facts[name] for name in arms}
-    tracks = list(dict.fromkeys(own["track"] for own in facts.values()))
-    if len(tracks) > 1:
-        raise ValueError(f"track={' and '.join(tracks)}: the arms of a study run on one track")
-    planning.refuse_laxer(tracks[0], {"alpha": study["alpha"] / 2})
+    track = planning.check_tracks(facts)
+    planning.refuse_laxer(track, {"alpha": study["alpha"] / 2})
     if not anyway:
         planning.refuse_identical({name: own for name, own in all_facts.items() if name not in arms})
         planning.refuse_incomparable(facts, {})
@@ -184,7 +183,7 @@ def planned(
             raise ValueError(f"{sweep_id}: {why}: remove {shown(results / sweep.FOLDER / sweep_id)} to begin it anew")
         study = begun | {"arms": study["arms"], "common": study["common"]}
     budget_s = _budget_s(study, budget) if study["num_trials"] is None else None
-    by_id_s = earlier_s(tracks, [own["config_id"] for own in facts.values()])
+    by_id_s = earlier_s([track], [own["config_id"] for own in facts.values()])
     known_s = {name: by_id_s[own["config_id"]] for name, own in facts.items() if own["config_id"] in by_id_s}
     if budget_s is not None and known_s.keys() == facts.keys():
         num_trials(study, budget, budget_s / sum(known_s.values()))
@@ -240,7 +239,7 @@ def _name(override: str) -> str:
         first = re.sub(r"\W+", "_", meanings.about(key, value).partition(" ")[0].rstrip(".,:;"))
         if _plain(first) == _plain(value) and plan.ARM.fullmatch(first):
             return first
-    text = re.sub(r"\W+", "_", value).strip("_")
+    text = re.sub(r"\W+", "_", value, flags=re.ASCII).strip("_")
     text = text if text[:1].isalpha() else f"{key.rpartition('.')[2]}_{text}"
     return text[:1].upper() + text[1:]
 
@@ -255,10 +254,7 @@ def _start(arguments: list[str], arm: str, tune: str) -> float:
     if tune not in settings:
         near = groups.did_you_mean(tune, settings)
         raise ValueError(f"tune={tune}: {arm} has no such setting; {near}choose one that every arm has")
-    value = settings[tune]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise ValueError(f"tune={tune}: {arm} has {value}, and a search begins above 0: give {tune}=NUMBER")
-    return float(value)
+    return float(typed.checked(f"tune={tune}: {arm} has {tune}", settings[tune], Positive))
 
 
 def _budget_s(study: sweep.Study, budget: str) -> float | None:

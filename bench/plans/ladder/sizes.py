@@ -69,7 +69,7 @@ class Rung:
     @property
     def arm(self) -> str:
         """The rung's name as an arm of a race, which begins with a capital letter."""
-        label = re.sub(r"\W", "_", self.name)
+        label = re.sub(r"\W", "_", self.name, flags=re.ASCII)
         return label[0].upper() + label[1:] if label[0].isalpha() else f"E{label}"
 
 

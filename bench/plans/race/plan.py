@@ -10,13 +10,14 @@ import random
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from bench.base.metric import VAL_LOSS
 from bench.base.stats import ALPHA
 from bench.compare.eligibility import AMOUNTS
 from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
+from bench.config import typed
 
 SCHEMA_VERSION = 1
 N = 5  # default number of runs per arm; a track may require more of a record
@@ -45,15 +46,23 @@ DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha
 DEFAULTS |= {"margin": None, "metric": VAL_LOSS, "equivalence_margin_pct": MARGIN_PCT}
 DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None, "sequential": None, "compilations": 1}
 OTHER_WORDS = dict.fromkeys(("reps", "repeats", "runs", "rounds"), "n")
+
+
+def _num_runs(text: str) -> str | int:
+    """Reads n=.  Raises ValueError for what is neither a number nor auto:3-20, or more than MAX_N."""
+    typed.checked("n", int(text.removeprefix("auto:").rpartition("-")[2]), Annotated[int, typed.between(0, MAX_N)])
+    return text if AUTO.fullmatch(text) else int(text)
+
+
 # {word: (key in the plan, parser, what it must be)}
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "n": ("n", lambda text: text if AUTO.fullmatch(text) else int(text), "a number of runs, or auto:3-20"),
+    "n": ("n", _num_runs, f"a number of runs up to {MAX_N:,}, or auto:3-20"),
     "compilations": ("compilations", int, "a number of fresh compilations of each arm"),
     "looks": ("looks", lambda text: [int(part) for part in text.split(",")], "numbers of runs, 3,5"),
     "alpha": ("alpha", float, "a number"),
     "margin": ("margin", float, "a number in the unit of the goal's metric"),
     "seed": ("first_seed", int, "a number"),
-    "name": ("name", str, "a name"),
+    "name": ("name", lambda text: typed.checked("name", text, typed.Name), f"a name of {typed.allowed(typed.Name)}"),
     "on": ("on", lambda text: {name: name for name in QUESTIONS}[text], f"one of {', '.join(QUESTIONS)}"),
 }
 QUESTIONS_OF_TRACK = {
@@ -73,10 +82,8 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
     arguments = _with_revisions(list(arguments))
     pythons, common, settings = dict[str, list[str]](), list[str](), dict[str, Any]()
     for argument in arguments:
-        key, equals, value = argument.partition("=")
+        key, _, value = argument.partition("=")
         name, dot, part = key.partition(".")
-        if not equals:
-            raise ValueError(f"{argument!r}: write key=value, or A=... for an arm of the race")
         setting = OTHER_WORDS.get(key.lower(), key.lower())
         if key in SETTINGS:
             settings[SETTINGS[key][0]] = _setting(key, value)
@@ -98,18 +105,15 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         else:
             common.append(argument)
     if unknown := sorted(pythons.keys() - arms.keys()):
-        name = unknown[0]
-        raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
+        raise ValueError(f"{unknown[0]}.python: the race has no arm {unknown[0]}: write {unknown[0]}='script=...' too")
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
         if arm["rev"] and (root := root_of_script(arm["overrides"])):  # a revision of the script's repository
             own = [argument for argument in arm["overrides"] if not argument.startswith("script.root=")]
             rev = arm["rev"] if PLAIN.fullmatch(arm["rev"]) else f"'{arm['rev']}'"  # quoted for Hydra
             arm |= {"overrides": [*own, f"script.root={root}", f"script.rev={rev}"], "rev": None}
-        seeds = [argument for argument in arm["overrides"] if argument.startswith("seed=")]
-        if seeds:
-            why = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
-            raise ValueError(f"{name}={seeds[0]}: {why}")
+        if seeds := [argument for argument in arm["overrides"] if argument.startswith("seed=")]:
+            raise ValueError(f"{name}={seeds[0]}: the race sets the seeds: write seed=N beside the arms to begin at N")
     if sequential := AUTO.fullmatch(str(settings.get("n"))):
         first, last = map(int, sequential.groups())
         settings |= {"n": last, "sequential": {"first": first, "last": last}}
@@ -139,14 +143,9 @@ def root_of_script(overrides: Iterable[str]) -> str | None:
 def _setting(key: str, value: str) -> Any:
     _, read, expected = SETTINGS[key]
     try:
-        parsed = read(value)
+        return read(value)
     except (ValueError, KeyError):
         raise ValueError(f"{key}={value}: it must be {expected}") from None
-    if key == "n" and max(map(int, re.findall(r"\d+", value))) > MAX_N:
-        raise ValueError(f"n={value}: use at most {MAX_N:,} runs of each arm")
-    if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
-        raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
-    return parsed
 
 
 def make(
@@ -165,8 +164,7 @@ def make(
     if sequential := chosen["sequential"]:
         first, looks = sequential["first"], chosen["looks"]
         if looks:
-            why = f"n=auto:{first}-{n} looks after every round: leave it out"
-            raise ValueError(f"looks={','.join(map(str, looks))}: {why}")
+            raise ValueError(f"looks={','.join(map(str, looks))}: n=auto:{first}-{n} looks after every round: omit it")
         if not (1 if "stop" in sequential else 2) <= first < n:
             raise ValueError(f"n=auto:{first}-{n}: give a first look, 2 or more, and a larger last one: auto:3-20")
         chosen["looks"] = list(range(first, n + 1))
@@ -204,9 +202,6 @@ def _check(arms: list[str], n: int, chosen: Mapping[str, Any]) -> None:
     give, least = "give numbers of runs from", 1 if "stop" in (chosen["sequential"] or {}) else 2
     if len(arms) < 2:
         raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
-    for name in arms:
-        if not ARM.fullmatch(name):
-            raise ValueError(f"{name}: an arm's name begins with a capital letter; letters and digits may follow")
     for setting, value, fits, remedy in (
         ("n", n, n >= 2, f"one run has no spread: use 2 or more, usually {N}"),
         ("compilations", m, m > 0 and n % m == 0, f"n={n} does not divide into {m} equal groups: use n={near}"),

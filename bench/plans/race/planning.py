@@ -79,9 +79,7 @@ def planned(
             code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}
             facts = arm_process.facts_of_arms(code_and_overrides, results)
     first = next(iter(facts.values()))
-    others = {own["track"] for own in facts.values()} - {first["track"]}
-    if others:
-        raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
+    check_tracks(facts)
     settings["metric"] = metric_of(own["row"] for own in facts.values() if "row" in own)
     refuse_laxer(first["track"], settings)
     facts = _without_repeats(facts, wanted)
@@ -165,6 +163,14 @@ def check(request: Mapping[str, Any]) -> dict[str, str]:
     return {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in arms.items() if arm["rev"] is not None}
 
 
+def check_tracks(facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the track of the arms. Raises ValueError if they have several."""
+    track, *others = dict.fromkeys(own["track"] for own in facts.values())
+    if others:
+        raise ValueError(f"track={' and '.join([track, *others])}: all arms run on one track")
+    return str(track)
+
+
 def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
     """Raises ValueError for an alpha or a margin beyond the track's, because a claim is judged by the track's numbers.
 
@@ -243,9 +249,8 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
         judged = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name))
         refusals = judged.loss_refusals if rows[name].get("budget") else judged.refusals  # a budget asks for the loss
         if refusals:
-            why = f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}"
-            same = "give all arms the same (what is written beside the arms holds for all)"
-            raise ValueError(f"{why}: {same}; --anyway races them without a verdict on time")
+            why = f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms"
+            raise ValueError(f"{why} the same, written beside them; --anyway races them without a verdict on time")
 
 
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool, on: str | None) -> None:

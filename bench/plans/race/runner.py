@@ -45,10 +45,7 @@ def go(
         race = state.read(folder, results)
         if race.has_ended:
             say("race", f"{race.race_id} has ended: no runs are left", always=True)
-            ends = [line["race_json_sha256"] for line in race.lines if line["event"] == "race_end"]
-            if ledger.sha256_of(folder / "race.json") != ends[-1]:
-                raise ValueError(f"{folder}/race.json: it is not the one in the ledger: it was changed")
-            return race_folder.read(folder)
+            return race_folder.vouched(folder)
         if race.race_id not in {line.get("race_id") for line in ledger.read(results).own_lines}:
             raise ValueError(f"{race.race_id}: it was collected from another machine, which alone can go on with it")
         introduce(race.plan, results)

@@ -141,14 +141,15 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     lines = (book or ledger.read(results)).race_lines(design["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(design)]:
-        why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
-        raise ValueError(f"{folder}/plan.json: {why}")
+        raise ValueError(
+            f"{folder}/plan.json: {'is not the plan in the ledger' if planned else 'is in no ledger'}: restore it"
+        )
     for run, events in ledger.runs_of(lines).items():
-        if not RUN.fullmatch(run):
-            raise ValueError(f"{folder}: the ledger has a run {run!r}, which is not <track>/<run_id>")
         position = cast(dict[str, int], events["start"]["race"] or {}).get("position", -1)
-        if not 0 <= position < len(slots):
-            raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
+        if not RUN.fullmatch(run) or not 0 <= position < len(slots):
+            raise ValueError(
+                f"{folder}: the ledger has {run!r} at position {position}: no run of the plan's {len(slots)}"
+            )
         if slots[position].is_done:
             done, status = slots[position].attempts[-1]
             raise ValueError(f"{folder}: run {position + 1} is {done}, {status}, and the ledger has {run} in its place")
