@@ -357,7 +357,7 @@ def _is_computed_again_by_a_judge(folder, replay, tmp_path, monkeypatch):
     # a replay that was changed afterwards, by somebody who mends its hashes
     kept = (replay / "run.json").read_bytes(), (replay / "steps.csv").read_bytes()
     change(replay, "steps.csv", lambda text: text.replace(",4.", ",3."))
-    assert "was changed after it ran" in came_again(folder)[1]
+    assert "is not as the ledger of replays has it" in came_again(folder)[1]
     (replay / "run.json").write_bytes(kept[0])
     assert "fails ./run.sh verify, artifacts are unchanged" in came_again(folder)[1]
     (replay / "steps.csv").write_bytes(kept[1])

@@ -168,12 +168,12 @@ def job_of(record: Recorded, say: Say) -> Job:
     else:
         differing = job.source_sha256 != run["code"]["source_sha256"]
     if differing or job.config_id != run["config_id"]:
-        part = "sources" if differing else "settings"
-        remedy = "check out what the run used, then audit it"
-        raise ValueError(f"{record.folder.name}: the {part} here differ from the record's: {remedy}")
+        problem = f"the {'sources' if differing else 'settings'} here differ from the record's"
+        raise ValueError(f"{record.folder.name}: {problem}: check out what the run used, then audit it")
     if changed := next(_changed_since(run, job), None):
-        remedy = "race again with the files as they are, then audit one of its runs"
-        raise ValueError(f"{record.folder.name}: {changed} is not as the run read it: {remedy}")
+        raise ValueError(
+            f"{record.folder.name}: {changed} is not as the run read it: race again, then audit a run of it"
+        )
     return job
 
 

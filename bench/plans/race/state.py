@@ -141,15 +141,11 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     lines = (book or ledger.read(results)).race_lines(design["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(design)]:
-        raise ValueError(
-            f"{folder}/plan.json: {'is not the plan in the ledger' if planned else 'is in no ledger'}: restore it"
-        )
+        raise ValueError(f"{folder}/plan.json: is {'not the plan in the' if planned else 'in no'} ledger: restore it")
     for run, events in ledger.runs_of(lines).items():
         position = cast(dict[str, int], events["start"]["race"] or {}).get("position", -1)
         if not RUN.fullmatch(run) or not 0 <= position < len(slots):
-            raise ValueError(
-                f"{folder}: the ledger has {run!r} at position {position}: no run of the plan's {len(slots)}"
-            )
+            raise ValueError(f"{folder}: the ledger has {run!r} at position {position} of {len(slots)}: it was changed")
         if slots[position].is_done:
             done, status = slots[position].attempts[-1]
             raise ValueError(f"{folder}: run {position + 1} is {done}, {status}, and the ledger has {run} in its place")

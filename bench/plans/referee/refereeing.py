@@ -159,12 +159,16 @@ def _refuse_blind(search: Search) -> None:
         raise ValueError(f"{why}, but {left_s:.0f} s are left, in which this machine can show {least}: {remedy}")
 
 
+def _refuse_ended(search: Search, how: str) -> None:
+    if search.has_ended:
+        raise ValueError(f"{search.name}: {how}: ./run.sh referee start begins another")
+    if search.doubt:  # the champion or the levels may be others than were decided
+        raise ValueError(search.doubt)
+
+
 def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> tuple[Search, int]:
     """Accepts a submission, which is on disk on return. Raises ValueError if it is refused, which costs nothing."""
-    if search.has_ended:
-        raise ValueError(f"{search.name}: this search has ended: ./run.sh referee start begins another")
-    if search.doubt:
-        raise ValueError(search.doubt)
+    _refuse_ended(search, "this search has ended")
     submitted = search.folder / "submissions"
     submitted.mkdir(exist_ok=True)
     number = 1 + max((int(path.name) for path in submitted.iterdir() if path.name.isdecimal()), default=0)
@@ -198,11 +202,7 @@ def work(search: Search, number: int | None = None) -> Search:
         with searches.locked(search.folder, accepted + "waiting for {}, which works on this search"):
             if not is_left(search := searches.read(search.folder)):  # the other process decided it
                 break
-            if search.doubt:  # the champion or the levels may be others than were decided
-                raise ValueError(search.doubt)
-            if search.has_ended:
-                undecided = number or search.open[0].number
-                raise ValueError(f"{search.name}: this search ended before submission {undecided} was decided")
+            _refuse_ended(search, f"this search ended before submission {number or search.open[0].number} was decided")
             if search.calibration is None:
                 remedy = "./run.sh referee start repeats it, or says what prevents it, and decides what was submitted"
                 raise ValueError(f"{search.name}: its calibration has not succeeded: {remedy}")

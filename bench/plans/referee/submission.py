@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,8 +99,7 @@ def stored(arguments: Sequence[str], champion: Arm, folder: Path, ref: str, trus
         return _arm_from_settings(arguments, champion)
     path = user_path(typed.partition("=")[2] if is_script else typed).absolute()
     if not path.is_file() and (is_script or not path.is_dir()):
-        remedy = "give the path of a script" if is_script else "submit a diff, a folder or key=value"
-        raise ValueError(f"{typed}: there is no such file{'' if is_script else ' or folder'}: {remedy}")
+        raise ValueError(f"{typed}: there is no such file or folder: submit script=PATH, a diff, a folder or key=value")
     if not is_script and path.is_file():
         return _arm_from_patch(path, champion, folder, ref)
     program = program_of(champion)
@@ -155,8 +154,7 @@ def _arm_from_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
         root = _copied(program, champion, folder, is_final=False)
         before = _links(root)
         git.run(root, "apply", "-", stdin=patch, GIT_CEILING_DIRECTORIES=str(root.parent))
-        if added := sorted(_links(root) - before):
-            raise ValueError(f"{added[0].relative_to(root)}: is a symbolic link: submit the file itself")
+        _refuse_links(root, before)
     except git.Failed as error:
         raise ValueError(f"{path.name}: it does not apply to the champion ({error}): make it from that") from None
     _make_read_only(root)
@@ -165,6 +163,11 @@ def _arm_from_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
 
 def _links(root: Path) -> set[Path]:
     return {path for path in root.rglob("*") if path.is_symlink()}
+
+
+def _refuse_links(root: Path, others: Set[Path]) -> None:
+    if added := sorted(_links(root) - others):
+        raise ValueError(f"{added[0].relative_to(root)}: is a symbolic link: submit the file itself")
 
 
 def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
@@ -207,11 +210,10 @@ def _copied(program: Program, arm: Arm, folder: Path, is_final: bool = True) -> 
     """
     files = folder / FILES
     for name, path in _sources(program).items():
-        if path.is_symlink():
-            raise ValueError(f"{path.name}: is a symbolic link: submit the file itself")
         target = files / name.removeprefix("script/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        shutil.copyfile(path, target, follow_symlinks=False)
+    _refuse_links(files, set())
     for entry in () if SANDBOX in arm["overrides"] else os.scandir(program.root):
         if not os.path.lexists(files / entry.name) and user_code.is_linked(Path(entry.path)):
             (files / entry.name).symlink_to(Path(entry.path).resolve())

@@ -99,8 +99,8 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     """Returns the record with credentials put back into its overrides. Raises ValueError if their number differs."""
     names = recorded.run.get("redacted") or []
     if len(names) != len(values):
-        problem = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
-        raise ValueError(f"{recorded.name}: {problem}, and --fill gives {len(values)} of {len(names)} values")
+        lacking = ", ".join(names) or "no setting"
+        raise ValueError(f"{recorded.name}: it lacks {lacking}, and --fill gives {len(values)} of {len(names)} values")
     remaining, overrides = dict(zip(names, values, strict=True)), []
     for text in recorded.overrides:
         key = text.partition("=")[0].lstrip("+")
@@ -108,8 +108,7 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
         texts = iter([remaining.pop(name) for name in hidden])
         overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), text))  # type: ignore[misc]
     if remaining:
-        where = "it came from a yaml that the record does not hold"
-        raise ValueError(f"{recorded.name}: {', '.join(remaining)} was not typed on the command line: {where}")
+        raise ValueError(f"{recorded.name}: {', '.join(remaining)} came from a yaml, which the record does not hold")
     return dataclasses.replace(recorded, overrides=overrides)
 
 

@@ -112,8 +112,8 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
             run: Any = run_folder.read(folder)
             if run["status"] != "complete":
                 failure = run["failure"] or {"kind": None, "message": run["status"]}
-                why = f"its replay {run['run_id']} is {run['status']}: {failure['message']}"
-                raise (leases.Busy if failure["kind"] in OF_THE_MACHINE else ValueError)(why)
+                kind = leases.Busy if failure["kind"] in OF_THE_MACHINE else ValueError
+                raise kind(f"its replay {run['run_id']} is {run['status']}: {failure['message']}")
             fresh = recorded.read(folder)
             agree(record, fresh)
             return fresh
@@ -205,16 +205,7 @@ def recomputed(folder: Path) -> Certificate:
     record = recorded.read(folder)
     made_here = certificates.entries(record.name, certificates.losses_sha256(record.run))
     if not made_here:
-        try:
-            claimed = certificates.read(folder)
-        except ValueError as error:
-            why = f"its certificate was not written by ./run.sh replay ({error}), and no replay was made here"
-        else:
-            why = "has no certificate, and no replay of it was made here"
-            if claimed is not None:
-                claim = f"its certificate claims '{claimed['outcome']}', which was not checked"
-                why = f"{claim}: no replay of it was made here"
-        raise ValueError(f"{why}: ./run.sh replay {folder.name}")
+        raise ValueError(f"{_claimed(folder)}, and no replay of it was made here: ./run.sh replay {folder.name}")
     book = ledger.read(certificates.replays_root())
     if book.faults:
         raise ValueError(f"the ledger of this machine's replays is not intact: {book.faults[0]}")
@@ -222,8 +213,6 @@ def recomputed(folder: Path) -> Certificate:
     own = record.run["seed"]
     own_seed = [line for line in made_here if {own} == {run_folder.seed_of(name) for name in line.get("replays") or ()}]
     replayed = [_read_replay(book, name) for name in (own_seed or made_here)[-1].get("replays") or []]
-    if not replayed:
-        raise ValueError(f"its last replay here names no run: ./run.sh replay {folder.name}")
     for run in replayed:
         agree(record, run)
         steps_ms, ours_ms = (step_files.read_columns(of.folder, ["step_ms"])["step_ms"] for of in (record, run))
@@ -231,22 +220,28 @@ def recomputed(folder: Path) -> Certificate:
         if any(value is not None for value in steps_ms) and steps_ms == ours_ms or record.name == run.name:
             raise ValueError(f"its replay {run.name} is a copy: every step time is the record's")
     seeds = [run.run["seed"] for run in replayed]
-    if seeds not in ([own] * len(seeds), fresh_seeds(record, len(seeds))):
-        raise ValueError(f"its replays have seeds {', '.join(map(str, seeds))}, which ./run.sh replay does not choose")
+    if not seeds or seeds not in ([own] * len(seeds), fresh_seeds(record, len(seeds))):
+        raise ValueError(f"its replays have the seeds {seeds}, which ./run.sh replay does not choose: replay it again")
     return judged(record, replayed)
+
+
+def _claimed(folder: Path) -> str:
+    """Returns what a run's certificate is worth if no replay was made here."""
+    try:
+        claimed = certificates.read(folder)
+    except ValueError as error:
+        return f"its certificate was not written by ./run.sh replay ({error})"
+    return f"its certificate claims '{claimed['outcome']}', which was not checked" if claimed else "has no certificate"
 
 
 def _read_replay(book: ledger.Ledger, name: str) -> Recorded:
     """Reads a replay of this machine. Raises ValueError if it is not as the ledger has it, or fails verify."""
     entry, folder = book.runs.get(name), book.results / name
-    if entry is None or entry["end"] is None:
-        raise ValueError(f"its replay {name} is not in the ledger of this machine's replays, from start to end")
-    if not (folder / "run.json").is_file():
-        raise ValueError(f"its replay {name} no longer exists: replay it again")
-    if ledger.is_changed(folder, entry["end"]):
-        raise ValueError(f"its replay {name} was changed after it ran")
-    failed = [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]
-    if failed:
+    if entry is None or entry["end"] is None or ledger.is_changed(folder, entry["end"]):
+        raise ValueError(
+            f"its replay {name} is not as the ledger of replays has it, from start to end: replay it again"
+        )
+    if failed := [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]:
         raise ValueError(f"its replay {name} fails ./run.sh verify, {failed[0]['rule']}: {failed[0]['evidence']}")
     return recorded.read(folder)
 
@@ -259,8 +254,7 @@ def agree(record: Recorded, replayed: Recorded) -> None:
         differing = code_state.differing_files(theirs["code"], ours["code"])
         others = [name for name in differing or () if name not in record.unused]
         if differing is None or others:
-            which = ", ".join(others[:3])
-            raise ValueError(f"the code that the record holds is not the one that run.json names: {which}")
+            raise ValueError(f"the code that the record holds is not what run.json names: {', '.join(others[:3])}")
     if theirs.get("script"):  # a script's config_id includes its path, so compare the rest
         elsewhere = dict.fromkeys(("path", "root", "rev", "dialect"))
         configs = [
@@ -284,6 +278,5 @@ def _agree(record: Recorded, ids: Mapping[str, str] | None) -> None:
         del wanted["source_sha256"]
     for key, value in wanted.items():
         if ids[key] != value:
-            part = "settings" if key == "config_id" else "code"
-            given = f"the {part} that the record holds give {key} {ids[key][:12]}"
+            given = f"what the record holds gives {key} {ids[key][:12]}"
             raise ValueError(f"{given}, and run.json says {value[:12]}: {rebuilding.CHANGED}")
