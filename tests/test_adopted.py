@@ -71,7 +71,7 @@ def test_ranks_of_one_launch_meet_at_the_same_ports_and_those_of_two_do_not():
         ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "without MASTER_ADDR and MASTER_PORT"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2,1"}, "every node needs the same number of ranks"),
         ({**TORCHRUN, "RANK": "first"}, "RANK=first: it must be a number"),
-        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "give mpirun -x MASTER_ADDR=HOST"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun -x MASTER_ADDR=HOST"),
     ],
 )
 def test_half_a_launch_is_refused_with_what_to_do(environ, sentence):

@@ -148,7 +148,7 @@ def test_a_record_that_is_edited_consistently_is_not_the_one_of_its_ledger(machi
     a, _, into = machines
     edit(a.folder / runs_in(a.folder)[0])
     assert collected(into, a) == 1
-    assert "its run.json is not the one in the ledger: it was changed" in capsys.readouterr().out
+    assert "its run.json is not the one in the ledger: restore it" in capsys.readouterr().out
 
 
 def cut(folder, first, end=None):

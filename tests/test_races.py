@@ -607,7 +607,7 @@ def test_the_lock_of_a_race_is_released_on_a_full_disk(small_disk):
 
 def test_an_arm_that_profiles_is_refused_before_anything_runs(capsys):
     assert arm_process.print_facts(["track=cpu_nano", "profile=window"]) == 2
-    assert "instruments.window: the steps that it disturbs have no time that counts" in capsys.readouterr().err
+    assert "instruments.window: it disturbs the times of steps: race without it" in capsys.readouterr().err
 
 
 # ---- what is known before the first run

@@ -249,7 +249,7 @@ def test_the_objective_is_a_metric_or_the_time_to_the_target(tmp_path):
     record["goal"]["target_val_loss"] = 2.5
     assert search.objective_of(record, "target_s") is None
     record["goal"]["target_val_loss"] = None
-    with pytest.raises(ValueError, match="target_s: the runs have no target: give goal.target_val_loss=NUMBER"):
+    with pytest.raises(ValueError, match="target_s: runs have no target: give goal.target_val_loss=NUMBER"):
         search.objective_of(record, "target_s")
 
 

@@ -233,9 +233,7 @@ def home(folders: Iterable[Path | str]) -> Path:
     """Returns the results folder of these run folders.  Raises ValueError if they have different ledgers."""
     homes = {ledger.find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
-        first, second = sorted(homes)[:2]
-        remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
-        raise ValueError(f"{first} and {second}: {remedy}")
+        raise ValueError(f"{' and '.join(map(str, sorted(homes)))}: each with its own ledger: name runs of one")
     return homes.pop()
 
 

@@ -69,8 +69,7 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
     """Writes the claim's folder.  Raises ValueError if it is not new, or the claim or a file may not be published."""
     folder, results = user_path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
-        remedy = "name a folder outside, or its copies would be counted as runs"
-        raise ValueError(f"--claim {folder}: it is inside {results}: {remedy}")
+        raise ValueError(f"--claim {folder}: inside {results} its copies would be counted as runs: name one outside")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--claim {folder}: it is not empty: name a new folder, or remove it")
     arms = {race.arm for race in claim.races}

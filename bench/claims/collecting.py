@@ -168,8 +168,7 @@ def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
         raise ValueError(f"{place}: {fault}: nothing was collected from it; restore it there")
     if names := joining.clashes(own, theirs):
         both = f"{place}/{names[0]} and {shown(into / names[0])} have the same name but differ"
-        others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise ValueError(f"{both}{others}: nothing was collected from it; collect it --into another folder")
+        raise ValueError(f"{both} ({len(names)} such): nothing was collected from it; collect it --into another folder")
     return content, theirs
 
 
@@ -213,10 +212,8 @@ def _take_run(
 def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: Collection[str]) -> None:
     """Copies run.json and the files that it lists.  Raises ValueError if one is missing or contradicts the ledger."""
     content = place.read(f"{name}/run.json")
-    if content is None:
-        raise ValueError("is in the ledger, but its folder is missing")
-    if run["end"] is None or ledger.sha256_of_bytes(content) != run["end"]["run_json_sha256"]:
-        raise ValueError("its run.json is not the one in the ledger: it was changed")
+    if content is None or run["end"] is None or ledger.sha256_of_bytes(content) != run["end"]["run_json_sha256"]:
+        raise ValueError(f"its run.json is {'missing' if content is None else 'not the one in the ledger'}: restore it")
     staged.mkdir(parents=True)
     atomic.write_bytes(staged / "run.json", content)
     record = run_folder.read_raw(staged)
@@ -271,8 +268,7 @@ def _take_file(place: Place, folder: Path, name: str, digest: Callable[[bytes], 
         return False
     content = place.read(f"{race_folder.FOLDER}/{folder.name}/{name}")
     if content is None or digest(content) != sha256:
-        why = "is not there" if content is None else "is not the one in the ledger: it was changed"
-        raise ValueError(f"{name} {why}")
+        raise ValueError(f"{name} is {'missing' if content is None else 'not the one in the ledger'}: restore it")
     if is_there:
         raise ValueError(f"{shown(folder / name)} is another one, not that of the ledger; both are kept")
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from urllib.parse import quote
 from bench.base import atomic, credentials, escape, private
 from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
+from bench.base.text_table import some
 from bench.claims import claim as claims
 from bench.plans.race import state
 from bench.record import certificates, ledger, named, race_folder, run_folder, verification
@@ -225,8 +226,7 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
             continue
         reason = BY_ROLE.get(role or "") or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
         if reason is None:
-            why = "the record does not say that the run used it, so it is not included"
-            raise ValueError(f"{name}/{path}: {why}; older records keep unused files too: run again")
+            raise ValueError(f"{name}/{path}: the record does not say that the run used it, as older ones: run again")
         yield Leaving(f"{name}/{path}", path, reason, (folder / path).stat().st_size)
 
 
@@ -268,9 +268,8 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
             text = text.replace("\0", "")  # UTF-16, as PowerShell writes it, has one beside each letter
             refused += dict.fromkeys(_faults(path, text))
     if refused:
-        omitted = f"; and {len(refused) - MAX_SHOWN} more" if len(refused) > MAX_SHOWN else ""
         remedy = "run again without it and publish that run, or pass --allow FILE once you have checked it"
-        raise ValueError(f"{'; '.join(refused[:MAX_SHOWN])}{omitted}: nothing was written: {remedy}")
+        raise ValueError(f"{some(refused, MAX_SHOWN, separator='; ')}: nothing was written: {remedy}")
 
 
 def _faults(path: str, text: str) -> Iterator[str]:

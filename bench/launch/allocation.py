@@ -190,6 +190,8 @@ def externally_launched(environ: Mapping[str, str] = os.environ) -> Adopted | No
             if _number(environ, name, 1) > 1:
                 raise ValueError(f"{name}={environ[name]}, but not which rank of this node this process is: {KNOWN}")
         return None
+    if adopted.num_nodes > 1 and adopted.host is None:
+        raise ValueError(f"{adopted.summary()} on several nodes: give rank 0's host, mpirun -x MASTER_ADDR=HOST")
     if adopted.num_nodes > 1:
         return adopted
     # works even if the machine cannot resolve its own host name
@@ -230,8 +232,7 @@ def _srun(environ: Mapping[str, str]) -> Adopted:
     world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
     sizes = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
     if len(set(sizes)) > 1:
-        remedy = "every node needs the same number of ranks: srun --ntasks-per-node=N"
-        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={sizes}: {remedy}")
+        raise ValueError(f"srun: {sizes} ranks: every node needs the same number of ranks: srun --ntasks-per-node=N")
     return Adopted(
         "srun",
         _number(environ, "SLURM_PROCID"),
@@ -247,9 +248,6 @@ def _srun(environ: Mapping[str, str]) -> Adopted:
 def _mpirun(environ: Mapping[str, str]) -> Adopted:
     rank, world_size = _number(environ, "OMPI_COMM_WORLD_RANK"), _number(environ, "OMPI_COMM_WORLD_SIZE")
     local_size, host = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size), environ.get("MASTER_ADDR")
-    if host is None and local_size < world_size:
-        problem = f"mpirun started {world_size} ranks on several nodes"
-        raise ValueError(f"{problem}: give mpirun -x MASTER_ADDR=HOST, rank 0's")
     key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
     local_rank = _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
     return Adopted("mpirun", rank, local_rank, world_size, local_size, rank // local_size, host, key)

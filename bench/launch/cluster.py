@@ -70,8 +70,7 @@ def request_from(arguments: list[str]) -> Request | None:
     counts = [int(number) for argument in rest for number in re.findall(r"\bhardware\.nodes=(\d+)", argument)]
     num_nodes = max(counts, default=1)
     if wanted.nodes and wanted.nodes < num_nodes:
-        need = f"one of its runs needs hardware.nodes={num_nodes}: ask for at least as many"
-        raise ValueError(f"cluster.nodes={wanted.nodes}: {need}")
+        raise ValueError(f"cluster.nodes={wanted.nodes}: its runs need hardware.nodes={num_nodes}: ask for as many")
     return Request(rest, wanted.nodes or num_nodes, options + shlex.split(wanted.options or ""))
 
 

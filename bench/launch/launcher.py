@@ -166,17 +166,16 @@ class _Launch:
                 failure = failure or self._preempted(exit_code)
                 if self._watched and self._job.config.look.enabled and exit_code == 0 and failure is None:
                     self._look(self._watched, signals)
-            except Interrupted as error:
-                if self._run["run_id"] is None:  # no folder has been created
+            except (Interrupted, OSError) as error:
+                if self._run["run_id"] is None:  # no folder has been created, or that of resume= cannot be written
                     raise
                 name = str(error)
-                step = failures.last_step(self._folder)
-                failure = failures.failure("interrupted", f"the launcher got {name}{_why(name)}", None, step, name)
-            except OSError as error:
-                if self._run["run_id"] is None:  # the run to go on with cannot be written to
-                    raise
-                is_start = error.errno == errno.EMFILE or isinstance(error, ranks.CannotStart)
-                failure = failures.failure("not_started" if is_start else failures.kind_of(error), str(error))
+                if isinstance(error, OSError):
+                    is_start = error.errno == errno.EMFILE or isinstance(error, ranks.CannotStart)
+                    failure = failures.failure("not_started" if is_start else failures.kind_of(error), name)
+                else:
+                    step = failures.last_step(self._folder)
+                    failure = failures.failure("interrupted", f"the launcher got {name}{_why(name)}", None, step, name)
             signals()  # ignored from now on: the record is being finished
             self._finish(exit_code, failure, signals)
         if self._run["status"] == "preempted":

@@ -259,8 +259,8 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
                     continue
             changed.append(file)
         if changed:
-            problem = f"{folder.name}: {checkpoint.name}/{changed[0]} is not what the ledger says was written"
-            raise ValueError(f"{problem}: the run cannot be resumed; start another without resume=")
+            file = f"{folder.name}: {checkpoint.name}/{changed[0]}"
+            raise ValueError(f"{file} is not what the ledger says was written: start another run without resume=")
         return checkpoint, state, sha256
     return None
 

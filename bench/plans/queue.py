@@ -24,7 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NotRequired, TypedDict, cast
+from typing import IO, Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
+
+import msgspec
 
 from bench.base import atomic, credentials
 from bench.base.paths import REPO, working_folder
@@ -65,7 +67,7 @@ class Entry(NamedTuple):
 class Submitted(TypedDict):
     """The content of a file in waiting/ or taken/."""
 
-    num_gpus: int
+    num_gpus: Annotated[int, msgspec.Meta(ge=0)]
     command: list[str]  # a verb and its arguments
     env: dict[str, str]  # the submitter's variables that the arguments depend on
     code: NotRequired[str]
@@ -312,12 +314,12 @@ class Queue:
         """Makes the folder. Raises ValueError if everybody may write into it, or this user may not."""
         self._make()
         for state in ("", *STATES):
-            if not os.access(self.folder / state, os.R_OK | os.W_OK | os.X_OK):
-                remedy = "mount it writable, or ask its owner for chmod -R g+rwX"
-                raise ValueError(f"{self.folder / state}: cannot be written: {remedy}")
-            if (self.folder / state).stat().st_mode & stat.S_IWOTH:
+            folder = self.folder / state
+            if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                raise ValueError(f"{folder}: cannot be written: mount it writable, or ask its owner for chmod -R g+rwX")
+            if folder.stat().st_mode & stat.S_IWOTH:
                 remedy = f"chmod -R o-w {self.folder}; only a group whose members trust each other may write"
-                raise ValueError(f"{self.folder / state}: everybody can write there: {remedy}")
+                raise ValueError(f"{folder}: everybody can write there: {remedy}")
 
     def _make(self) -> None:
         for name in STATES:
@@ -340,8 +342,6 @@ def _entry(path: Path) -> Entry:
     id, _, token = path.stem.partition("@")
     with reading_record(path):
         submitted = cast(Submitted, json_file.read(path, Submitted))
-        if submitted["num_gpus"] < 0:
-            raise ValueError(f"{path}: num_gpus: {submitted['num_gpus']}: use 0 or more")
         return Entry(id, _name_of(path.stat().st_uid), **submitted, token=token or None)
 
 

@@ -46,13 +46,11 @@ def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
     decided = {"hardware.num_processes": adopted.world_size}
     if adopted.num_nodes > 1:
         decided["hardware.nodes"] = adopted.num_nodes
-    rest = []
+    rest, places = [], f"{adopted.summary()} on {adopted.num_nodes} node(s)"
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "hardware.rendezvous" or key in decided and value not in ("null", str(decided[key])):
-            raise ValueError(
-                f"{override}: {adopted.summary()} on {adopted.num_nodes} node(s): remove it, or start ./run.sh alone"
-            )
+            raise ValueError(f"{override}: {places}: remove it, or start ./run.sh alone")
         if key not in decided:
             rest.append(override)
     return [*rest, *(f"{key}={value}" for key, value in decided.items())]
@@ -64,24 +62,20 @@ def check(job: Job, adopted: Adopted | None) -> None:
     several = adopted.summary() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
     if several and job.script:
         problem = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
-        raise ValueError(f"{problem}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
+        raise ValueError(f"{problem}: give hardware.num_processes=N, on one node")
     around = registry.program(job.config.instruments, Path(), hardware.device)
     if several and around:
-        remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
-        raise ValueError(f"{several}: the harness cannot start ranks within {around[0]} here: {remedy}")
+        raise ValueError(f"{several}: start {around[0]} around each rank yourself, with +instruments=nvtx")
     if hardware.nodes and not adopted and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
-        raise ValueError(
-            f"hardware.nodes={hardware.nodes}: where do they meet?  Give hardware.rendezvous=HOST:PORT, an address of "
-            "the node that is to make the record, and the same command on every node; or cluster=slurm"
-        )
+        remedy = "hardware.rendezvous=HOST:PORT, of the node that makes the record, on every node; or cluster=slurm"
+        raise ValueError(f"hardware.nodes={hardware.nodes}: where do they meet?  Give {remedy}")
 
 
 def refuse(verb: str, arguments: list[str]) -> None:
     """For a verb that makes several runs: raises ValueError if this is rank 0 of several ranks; other ranks exit."""
     manual = next((argument for argument in arguments if "hardware.rendezvous=" in argument), None)
     if manual:
-        problem = f"{manual}: manually started nodes join for one run only"
-        raise ValueError(f"{problem}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
+        raise ValueError(f"{manual}: nodes started by hand join for one run: use a SLURM job, or cluster=slurm")
     adopted = started_by(verb)
     if adopted is None or adopted.world_size == 1:
         return
@@ -195,12 +189,9 @@ def _srun_each(num_nodes: int) -> list[str]:
     """Returns the beginning of a command that starts a program on each other node of this process's allocation.  Raises
     ValueError if there is no allocation, or it has too few nodes."""
     own, others = allocation.current(), num_nodes - 1
-    if own is None:
-        problem = f"hardware.nodes={num_nodes}"
-        raise ValueError(f"{problem}: several runs span nodes within a SLURM job: cluster=slurm submits one")
-    if num_nodes > own.num_nodes:
-        problem = f"job {own.job_id} has {own.num_nodes} node(s)"
-        raise ValueError(f"hardware.nodes={num_nodes}: {problem}: ask for more, sbatch --nodes={num_nodes}")
+    if own is None or num_nodes > own.num_nodes:
+        here = "no SLURM job" if own is None else f"job {own.job_id} has {own.num_nodes} node(s)"
+        raise ValueError(f"hardware.nodes={num_nodes}: {here}: give sbatch --nodes={num_nodes}, or cluster=slurm")
     node = (f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
     return ["srun", "--overlap", *node, "--kill-on-bad-exit=1"]
 

@@ -50,11 +50,9 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
 
     prepared(): prepares the job on this node; called only by the first rank of each node.
     """
-    if adopted.host is None:
-        raise ValueError(f"{adopted.summary()}, but rank 0's address is unknown: set MASTER_ADDR=HOST for every rank")
     is_first_of_node = adopted.local_rank == 0 and adopted.node > 0
     where = {"node": adopted.node, "first_rank": adopted.rank, "local_rank": adopted.local_rank, "num_ranks": 1}
-    reach = functools.partial(MemberStore, adopted.host, adopted.ports, adopted.key)
+    reach = functools.partial(MemberStore, str(adopted.host), adopted.ports, adopted.key)
     message = f"rank {adopted.rank}: rank 0 did not answer within {leader.RENDEZVOUS_S:g} s: see its output"
     return _take_part(reach, leader.RENDEZVOUS_S, message, prepared if is_first_of_node else None, where)
 
@@ -210,9 +208,7 @@ class Member:
             try:
                 signals.check()
                 with held():  # so that a warning loses no message
-                    message = self._store.arrived()
-                    if message and message["kind"] == GONE:
-                        raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")
+                    message = self._arrived()
                     if message and message["kind"] == "stop":
                         group.stop()
                     elif message:
@@ -227,6 +223,13 @@ class Member:
             self._log.unlink()
         self._store.send("ended", ends=group.ends())
 
+    def _arrived(self) -> dict[str, Any] | None:
+        """Returns the next message, None if there is none yet.  Raises Refused if none will come."""
+        message = self._store.arrived()
+        if message and message["kind"] == GONE:
+            raise Refused(f"node 0 is gone before the run has ended ({message['why']}): see its output")
+        return message
+
     def _wait_for(self, kind: str) -> dict[str, Any]:
         """Waits for the next message of a kind and keeps the others.  Raises Refused if none will come."""
         while True:
@@ -234,13 +237,11 @@ class Member:
                 if message["kind"] == kind:
                     self._waiting.remove(message)
                     return message
-            came = self._store.arrived()
+            came = self._arrived()
             if came is None:
                 continue
             if came["kind"] == "refuse":
                 raise Refused(str(came.get("why", "node 0 starts no run: see its output")), came.get("exit_code"))
-            if came["kind"] == GONE:
-                raise Refused(f"node 0 is gone before the run has ended ({came['why']}): see its output")
             if came["kind"] == "stop" and self._group is None or came["kind"] == "bye" and kind != "bye":
                 raise Refused("the run ended before it began: see the output of node 0")
             if came["kind"] != "stop":

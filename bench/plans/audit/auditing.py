@@ -171,9 +171,7 @@ def job_of(record: Recorded, say: Say) -> Job:
         problem = f"the {'sources' if differing else 'settings'} here differ from the record's"
         raise ValueError(f"{record.folder.name}: {problem}: check out what the run used, then audit it")
     if changed := next(_changed_since(run, job), None):
-        raise ValueError(
-            f"{record.folder.name}: {changed} is not as the run read it: race again, then audit a run of it"
-        )
+        raise ValueError(f"{record.folder.name}: {changed} is not as the run read it: race again, then audit that")
     return job
 
 

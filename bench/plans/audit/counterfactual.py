@@ -261,8 +261,7 @@ def _reference(dataset: Dataset, val_tokens: int) -> dict[str, float]:
 
     tokens = _joined(dataset.val)
     if "held_out" not in possible(len(tokens), val_tokens):
-        sizes = f"the val shards hold {len(tokens)} tokens, and goal.val_tokens={val_tokens}"
-        raise NotPossible(f"{sizes} leaves too few for a second validation")
+        raise NotPossible(f"goal.val_tokens={val_tokens} leaves too few of {len(tokens)} tokens for another validation")
     nats = bigram_nats(_joined(dataset.train[:1], REFERENCE_TOKENS), dataset.vocab_size)
     val, held_out = nats(tokens[: val_tokens + 1]), nats(tokens[val_tokens + 1 : 2 * val_tokens + 2])
     num = max(1, val_tokens // BLOCK_TOKENS)

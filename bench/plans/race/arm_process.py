@@ -72,8 +72,7 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
             # Older revisions do not report which settings are credentials.
             typed = [override.partition("=")[0] for override in overrides if credentials.find(override)]
             if hidden := facts_of[name].get("redacted") or typed:
-                remedy = "log in (wandb login, hf auth login) so that the arm needs none"
-                raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
+                raise ValueError(f"{hidden[0]} looks like a credential, and plans are recorded: log in (wandb login)")
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return facts_of
@@ -154,8 +153,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         try:
             job = prepare(list(overrides), say=lambda text: print(text, file=sys.stderr), check_own=False)
             if disturbing := registry.flagging(job.config.instruments):
-                why = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
-                raise ValueError(f"instruments.{disturbing[0]}: {why}")
+                raise ValueError(f"instruments.{disturbing[0]}: it disturbs the times of steps: race without it")
             _ = job.own_sources  # raises for a name that no record can have
             jobs[number] = job
         except ValueError as error:

@@ -73,8 +73,7 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
     for fault in faults:
         say("warn", f"{when} the race, {fault}", always=True)
     if faults and mode == "refuse" and when == "before":
-        remedy = "repair it, or race with --machine=flag, which only reports it"
-        raise ValueError(f"the machine has changed: {faults[0]}: {remedy}")
+        raise ValueError(f"the machine has changed: {faults[0]}: repair it, or race with --machine=flag")
 
 
 def of(folder: Path) -> list[Measurement]:

@@ -182,8 +182,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
             if not (folders[slot.arm] / "bench").is_dir():
-                gone = f"{folders[slot.arm]}, the code that {slot.arm} runs from, was removed while it raced"
-                raise ValueError(f"{gone}: ./run.sh race --resume {race.race_id} puts it back")
+                raise ValueError(f"{slot.arm}: its code is gone: ./run.sh race --resume {race.race_id} puts it back")
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
                 earlier = next(iter(race.runs(slot.arm, discarded=True)), "")
                 changed = arm_process.changed_files(

@@ -204,8 +204,7 @@ def work(search: Search, number: int | None = None) -> Search:
                 break
             _refuse_ended(search, f"this search ended before submission {number or search.open[0].number} was decided")
             if search.calibration is None:
-                remedy = "./run.sh referee start repeats it, or says what prevents it, and decides what was submitted"
-                raise ValueError(f"{search.name}: its calibration has not succeeded: {remedy}")
+                raise ValueError(f"{search.name}: its calibration has not succeeded: ./run.sh referee start repeats it")
             search = _decide(search, search.open[0])
         time.sleep(2 * locks.LOOK_S)  # others that wait for the lock get it
     return search

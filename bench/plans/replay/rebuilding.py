@@ -320,8 +320,7 @@ def train(
     else:
         tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr)
     if not (new := sorted(folders() - before)):
-        why = " what it printed says why" if show else ""
-        raise ValueError(f"{name}: its replay did not start:{why}\n{tail}".rstrip())
+        raise ValueError(f"{name}: its replay did not start:{' what it printed says why' * show}\n{tail}".rstrip())
     return confined.adopted(new[0]) if confined else new[0]
 
 

@@ -238,9 +238,7 @@ def _read_replay(book: ledger.Ledger, name: str) -> Recorded:
     """Reads a replay of this machine. Raises ValueError if it is not as the ledger has it, or fails verify."""
     entry, folder = book.runs.get(name), book.results / name
     if entry is None or entry["end"] is None or ledger.is_changed(folder, entry["end"]):
-        raise ValueError(
-            f"its replay {name} is not as the ledger of replays has it, from start to end: replay it again"
-        )
+        raise ValueError(f"its replay {name} is not as the ledger of replays has it: replay the record again")
     if failed := [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]:
         raise ValueError(f"its replay {name} fails ./run.sh verify, {failed[0]['rule']}: {failed[0]['evidence']}")
     return recorded.read(folder)
@@ -278,5 +276,4 @@ def _agree(record: Recorded, ids: Mapping[str, str] | None) -> None:
         del wanted["source_sha256"]
     for key, value in wanted.items():
         if ids[key] != value:
-            given = f"what the record holds gives {key} {ids[key][:12]}"
-            raise ValueError(f"{given}, and run.json says {value[:12]}: {rebuilding.CHANGED}")
+            raise ValueError(f"the record gives {key} {ids[key][:12]}, its run.json {value[:12]}: {rebuilding.CHANGED}")

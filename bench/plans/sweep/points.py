@@ -164,9 +164,6 @@ class Points:
         """Returns the slots of concurrent runs; [] if runs are sequential."""
         if (parallel := settings["parallel"]) is None:
             return []
-        if any(self.stops.values()):
-            why = "concurrent runs cannot be stopped early: omit hydra.sweeper.pruner"
-            raise ValueError(f"hydra.launcher.parallel={parallel}: {why}")
         on_cpu = requested_config(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
         where = packing.slots(parallel, on_cpu)
         if len(where) < 2 or len(points) < 2:

@@ -55,8 +55,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.pruner and self.objective != "val_loss":
-            why = f"it compares losses during training, and the objective is {self.objective}"
-            raise ValueError(f"pruner={self.pruner}: {why}: use hydra.sweeper.objective=val_loss, or no pruner")
+            raise ValueError(f"pruner={self.pruner}: it compares losses: use hydra.sweeper.objective=val_loss")
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,6 @@ def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
         from bench.report import curves
 
         if row["target"] is None:
-            why = "the runs have no target: give goal.target_val_loss=NUMBER"
-            raise ValueError(f"hydra.sweeper.objective=target_s: {why}")
+            raise ValueError("hydra.sweeper.objective=target_s: runs have no target: give goal.target_val_loss=NUMBER")
         value = same_loss.way(curves.validations(run["folder"], metric), row["target"], metric)[1]
     return None if value is None or not math.isfinite(value) else float(value)

@@ -79,9 +79,9 @@ class Optuna(Sweeper):
         """Runs all trials. Called by Hydra."""
         settings = typed.build(search.Settings, self.settings, "hydra.sweeper.")
         is_ours = self.config.hydra.launcher._target_ == OUR_LAUNCHER
-        if settings.pruner and not is_ours:
-            given = f"hydra.sweeper.pruner={settings.pruner}: this launcher's runs cannot be seen while they train"
-            raise ValueError(f"{given}: use hydra/launcher=basic, or no pruner")
+        if settings.pruner and not (is_ours and self.config.hydra.launcher.parallel is None):
+            why = "it needs runs of hydra/launcher=basic, one after the other: omit it, or hydra.launcher.parallel"
+            raise ValueError(f"hydra.sweeper.pruner={settings.pruner}: {why}")
         self.runner.objective = settings.objective
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
