@@ -57,7 +57,7 @@ def test_an_error_prints_no_control_character(tmp_path, monkeypatch, capsys):
     run = json.loads((bad / "run.json").read_text())
     (bad / "run.json").write_text(json.dumps(run | {"track": "\x1b]0;owned\x07"}))
     code, output = called(monkeypatch, capsys, tmp_path, "judge", good, bad)
-    assert code == 2 and r"runs of 2 tracks, \x1b]0;owned\x07, cpu_nano" in output
+    assert code == 2 and r"records of \x1b]0;owned\x07, records of cpu_nano cannot" in output
 
 
 @pytest.mark.parametrize(

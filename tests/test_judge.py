@@ -271,7 +271,9 @@ def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
 def test_runs_of_two_tracks_are_no_claim(results):
     other = results.add(5)
     edit(other, lambda run: run.update(track="free"))
-    with pytest.raises(ValueError, match="runs of 2 tracks, cpu_nano, free: name runs of one track"):
+    with pytest.raises(
+        ValueError, match="records of cpu_nano, records of free cannot be judged together: name records of one track"
+    ):
         failed(*three(results), other)
 
 

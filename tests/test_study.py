@@ -390,11 +390,14 @@ def test_a_trial_that_fails_ends_the_command_and_is_made_again_by_the_next(tmp_p
         ([WORDS[0], "tune=optim.name", *WORDS[2:]], "optim=adamw has optim.name=adamw: use a number above 0"),
         ([*WORDS[:2], *WORDS[3:]], "budget is missing: "),
         ([*WORDS[:2], "budget=2x", *WORDS[3:]], "budget=2x: write 2h or 45m, 8trials"),
-        ([*WORDS[:2], "budget=0trials", *WORDS[3:]], "give each arm a trial or more"),
-        ([*WORDS[:2], "budget=1000000000trials", *WORDS[3:]], "give each arm a trial or more, at most 10,000"),
+        ([*WORDS[:2], "budget=0trials", *WORDS[3:]], "budget=0trials: write 2h or 45m, 8trials (each arm, to 9999)"),
+        ([*WORDS[:2], "budget=1000000000trials", *WORDS[3:]], "8trials (each arm, to 9999)"),
         ([*WORDS[:2], "budget=1Mtokens", *WORDS[3:]], "are 16 runs: give 2 times as much"),
-        ([*WORDS, "on=time"], "on=time: a study always asks for loss"),
-        ([*WORDS[:3], "n=auto:3-9", WORDS[4]], "a study's race has a fixed number of runs: give n=5"),
+        ([*WORDS, "on=time"], "on=time: a study has a question of its own"),
+        (
+            [*WORDS[:3], "n=auto:3-9", WORDS[4]],
+            "n=auto:3-9: a study has a question of its own and a fixed number of runs: give n=5",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_trained(tmp_path, monkeypatch, arguments, message):

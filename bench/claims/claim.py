@@ -249,15 +249,13 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     if not runs:
         raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: omit it")
     runs, copies = _without_copies(runs)
-    kinds = {run.is_log for run in runs}
+    tracks = [groups.UPSTREAM_TRACKS.get(run.record["track"], run.record["track"]) for run in runs]
+    kinds = {(track if track and run.is_log else its, run.is_log) for run, its in zip(runs, tracks, strict=True)}
     if len(kinds) > 1:
-        raise ValueError("records and logs cannot be judged together: name them in separate commands")
-    tracks = {groups.UPSTREAM_TRACKS.get(run.record["track"], run.record["track"]) for run in runs}
-    tracks = {track} if track and kinds == {True} else tracks
-    if len(tracks) > 1:
-        raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: name runs of one track")
-    track = tracks.pop()
-    if kinds == {True} and track not in (choices := groups.choices("track")):
+        named = ", ".join(f"{'logs' if is_log else 'records'} of {its}" for its, is_log in sorted(kinds))
+        raise ValueError(f"{named} cannot be judged together: name records of one track, or logs")
+    track, is_log = kinds.pop()
+    if is_log and track not in (choices := groups.choices("track")):
         raise ValueError(f"a log does not name its track: add --track and one of {', '.join(choices)}")
     runs = [run.with_goal(standard(track).goal) if run.is_log else run for run in runs]
     claim = Claim(track, track_rules(track), runs, book, copies=copies)

@@ -74,8 +74,7 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
         raise ValueError(f"--claim {folder}: it is not empty: name a new folder, or remove it")
     arms = {race.arm for race in claim.races}
     if len(arms) > 1:
-        remedy = "race it again under one name, as ./run.sh race A= C=... does with C"
-        raise ValueError(f"--claim: the claimed runs are the arms {', '.join(sorted(arms))} of their races: {remedy}")
+        raise ValueError(f"--claim: the runs are of the arms {', '.join(sorted(arms))}: race it again under one name")
     races = [race.race_id for race in claim.races]
     claimed = {"track": claim.track, "n": len(claim.runs), "races": races, "arm": next(iter(arms), None)}
     unwritten = publication.UNWRITTEN

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from bench.base import atomic, credentials, escape, private
@@ -25,13 +25,17 @@ from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
 from bench.base.text_table import some
 from bench.claims import claim as claims
+from bench.config import typed
 from bench.plans.race import state
 from bench.record import certificates, ledger, named, race_folder, run_folder, verification
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
+from models.settings import Range
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 RESERVED = (PUBLISHED, "site")  # scans skip the first; ./run.sh report results/published creates the second
+NAMES = f"1 to 100 letters, digits and . _ - with a letter or digit first, and not {' or '.join(RESERVED)}"
+is_name = re.compile(rf"(?!({'|'.join(RESERVED)})$)[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}").fullmatch
+Name = Annotated[str, Range(lambda name: bool(is_name(name)), NAMES)]
 RACE_FILES = ("plan.json", "race.json", "race.md")
 BY_ROLE = {
     "config": "the resolved config",
@@ -120,9 +124,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
     name = name or content.name
     if content.results.resolve().is_relative_to(published_root().resolve()):
         raise ValueError(f"{shown(content.results)}: is published already: git add it")
-    if not NAME.fullmatch(name) or name in RESERVED:
-        wanted = f"1 to 100 letters, digits and . _ - with a letter or digit first, and not {' or '.join(RESERVED)}"
-        raise ValueError(f"--name {name!r}: give {wanted}")
+    typed.checked("--name", name, Name)
     folder = published_root() / name
     if os.path.lexists(folder):
         raise ValueError(f"{shown(folder)}: is there already, and is not overwritten: give another --name")

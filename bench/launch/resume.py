@@ -259,8 +259,7 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
                     continue
             changed.append(file)
         if changed:
-            file = f"{folder.name}: {checkpoint.name}/{changed[0]}"
-            raise ValueError(f"{file} is not what the ledger says was written: start another run without resume=")
+            raise ValueError(f"{checkpoint / changed[0]} is not what the ledger says was written: omit resume=")
         return checkpoint, state, sha256
     return None
 

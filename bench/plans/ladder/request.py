@@ -80,10 +80,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
     size_words = [text for text in arguments if text.startswith(f"{SIZE}=")]
     named_sizes = [sizes.named(text.partition("=")[2]) for text in size_words]
     settings = plan.parse_request([text for text in arguments if "=" in text and text not in size_words])
-    if "on" in settings:
-        raise ValueError(f"on={settings['on']}: a ladder always asks for the time to its own target: omit it")
-    if "sequential" in settings:
-        raise ValueError("n=auto: each change of a ladder is judged once, after all runs: give n=3 or more")
+    plan.refuse_choice(arguments, "ladder")
     if settings.pop("arms"):
         raise ValueError("a ladder makes its own arms, the rungs: name rungs, or race others by ./run.sh race")
     return [text for text in arguments if "=" not in text], named_sizes[-1] if named_sizes else None, settings

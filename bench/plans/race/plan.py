@@ -120,6 +120,12 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
     return {"arms": arms, **settings}
 
 
+def refuse_choice(arguments: Iterable[str], kind: str) -> None:
+    """Raises ValueError for on= and n=auto, which a study and a ladder do not take."""
+    if chosen := [argument for argument in arguments if argument.startswith(("on=", "n=auto:"))]:
+        raise ValueError(f"{chosen[0]}: a {kind} has a question of its own and a fixed number of runs: give n={N}")
+
+
 def _with_revisions(arguments: list[str]) -> list[str]:
     """Returns the words with an arm for each revision: HEAD~1 HEAD -> A.rev=HEAD~1 B.rev=HEAD."""
     revisions = [argument for argument in arguments if "=" not in argument]

@@ -226,8 +226,7 @@ def find(results: Path, name: str | None = None) -> Path:
     if name is not None:
         folders = [folder for folder in folders if folder.name == name or folder == user_path(name).absolute()]
     if not folders:
-        problem = "no search has begun" if name is None else f"{name}: there is no such search"
-        raise ValueError(f"{problem}: ./run.sh referee start track=cpu_nano budget=1h begins one")
+        raise ValueError(f"{name or 'referee'}: no search: ./run.sh referee start track=cpu_nano budget=1h begins one")
     return folders[-1]
 
 
