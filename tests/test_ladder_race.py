@@ -219,9 +219,9 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["r04"], "needs two rungs"),
-        (["r04", "r04"], "named twice"),
-        (["r04", "r99"], "there is no experiment of that name"),
+        (["r04"], "r04: a ladder needs two rungs"),
+        (["r04", "r04"], "r04 r04: a ladder needs two rungs, each once"),
+        (["r04", "r99"], "r99: no such experiment; the rungs are r01"),
         (["r01", "r04", "size=huge"], "choose from nano, short, record"),
         (["r01", "r04", "experiment=r02"], "each rung is an experiment"),
         (["A=optim=muon"], "makes its own arms"),

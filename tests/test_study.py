@@ -191,7 +191,7 @@ def test_its_baseline_stays_the_baseline_of_a_race_from_it(tmp_path, monkeypatch
     assert points.winning_arms(folder_of(bench), 2) == [
         f"{name}=track=cpu_nano optim={name.lower()} optim.lr={best_lr[name]!r}" for name in ("AdamW", "Muon")
     ]
-    with pytest.raises(ValueError, match="--top 3: study-.* has 2 arms with complete trials"):
+    with pytest.raises(ValueError, match="--top 3: study-.* has 2 configs with complete runs"):
         points.winning_arms(folder_of(bench), 3)
 
 

@@ -198,17 +198,6 @@ def externally_launched(environ: Mapping[str, str] = os.environ) -> Adopted | No
     return dataclasses.replace(adopted, host="127.0.0.1", local_size=adopted.world_size)
 
 
-def tasks_per_node(text: str) -> list[int]:
-    """Parses SLURM_STEP_TASKS_PER_NODE, "2(x3),1" -> [2, 2, 2, 1].  Raises ValueError."""
-    sizes: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text}: not as SLURM writes it, 2(x3),1")
-        sizes += [int(match[1])] * int(match[2] or 1)
-    return sizes
-
-
 def _torchrun(environ: Mapping[str, str]) -> Adopted:
     world_size, rank = _number(environ, "WORLD_SIZE"), _number(environ, "RANK")
     by = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "variables"
@@ -230,17 +219,18 @@ def _torchrun(environ: Mapping[str, str]) -> Adopted:
 
 def _srun(environ: Mapping[str, str]) -> Adopted:
     world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
-    sizes = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
-    if len(set(sizes)) > 1:
-        raise ValueError(f"srun: {sizes} ranks: every node needs the same number of ranks: srun --ntasks-per-node=N")
+    sizes = environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size))
+    match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", sizes)  # 2(x3): on each of three nodes two; of others, 2(x2),1
+    if match is None:
+        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={sizes}: give every node as many ranks, srun --ntasks-per-node=N")
     return Adopted(
         "srun",
         _number(environ, "SLURM_PROCID"),
         _number(environ, "SLURM_LOCALID"),
         world_size,
-        local_size=sizes[0],
+        local_size=int(match[1]),
         node=_number(environ, "SLURM_NODEID"),
-        host=address_of_first(environ) if len(sizes) > 1 else None,
+        host=address_of_first(environ) if int(match[2] or 1) > 1 else None,
         key=_joined(environ, "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     )
 

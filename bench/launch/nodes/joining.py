@@ -61,8 +61,7 @@ def check(job: Job, adopted: Adopted | None) -> None:
     hardware = job.config.hardware
     several = adopted.summary() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
     if several and job.script:
-        problem = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
-        raise ValueError(f"{problem}: give hardware.num_processes=N, on one node")
+        raise ValueError(f"{several}: script={job.script.typed} starts its own ranks: give hardware.num_processes=N")
     around = registry.program(job.config.instruments, Path(), hardware.device)
     if several and around:
         raise ValueError(f"{several}: start {around[0]} around each rank yourself, with +instruments=nvtx")

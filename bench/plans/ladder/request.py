@@ -42,11 +42,9 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
     overrides = [text for text in arguments if "=" in text and text.partition("=")[0] not in (SIZE, *plan.SETTINGS)]
     if experiment := [text for text in overrides if text.startswith(f"{sizes.GROUP}=")]:
         raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]}: this rung is named twice: name it once")
     rungs = [sizes.rung_named(name) for name in names] or sizes.known_rungs()
-    if len(rungs) < 2:
-        raise ValueError(f"{rungs[0].name}: a ladder needs two rungs: name r04 r08, for example, or none for all")
+    if len({rung.name for rung in rungs}) < max(2, len(rungs)):
+        raise ValueError(f"{' '.join(names)}: a ladder needs two rungs, each once: name r04 r08, or none for all")
     fitted = sizes.fitted(rungs, size, overrides)
     runnable = [fit for fit in fitted if fit.fault is None]
     excluded = {fit.rung.name: fit.fault for fit in fitted if fit.fault}

@@ -82,8 +82,7 @@ def known_rungs() -> list[Rung]:
 def rung_named(name: str) -> Rung:
     """Returns any experiment as a rung, by the comment at the head of its yaml. Raises ValueError if it is unknown."""
     if name not in groups.choices(GROUP):
-        names = ", ".join(rung.name for rung in known_rungs())
-        raise ValueError(f"{name}: there is no experiment of that name; the rungs are {names}")
+        raise ValueError(f"{name}: no such experiment; the rungs are {', '.join(rung.name for rung in known_rungs())}")
     lines = itertools.takewhile(lambda line: line.startswith("#"), groups.path_of(GROUP, name).read_text().splitlines())
     head = [line.lstrip("# ").rstrip() for line in lines if not line.startswith("# @package")]
     first, text = (head or [""])[0], " ".join(head)

@@ -151,8 +151,7 @@ def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[
                 both = f"its {key} is {facts[key][:12]} and was {arms[name][key][:12]} when the race was planned"
                 raise ValueError(f"{name}: {both}: put the code back as it was, or begin a new race")
         if facts["session_id"] != race.plan["session_id"]:
-            why = "it began in another session (a boot, a set of GPUs, installed packages), and times of two sessions"
-            raise ValueError(f"{race.race_id}: {why} are not comparable: begin a new race")
+            raise ValueError(f"{race.race_id}: it began in another session (boot, GPUs or packages): begin a new race")
     return all_facts
 
 

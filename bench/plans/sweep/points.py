@@ -268,8 +268,13 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
     _refuse_strangers_code(folder)
-    if (folder / sweep.STUDY).exists():
-        return _winners_of_study(folder, top)
+    arms = (_winners_of_study if (folder / sweep.STUDY).exists() else _winners_of_sweep)(folder)[:top]
+    if len(arms) < top:
+        raise ValueError(f"--top {top}: {folder.name} has {len(arms)} configs with complete runs")
+    return arms
+
+
+def _winners_of_sweep(folder: Path) -> list[str]:
     overrides_of: dict[str, tuple[str, ...]] = {}  # {config_id: overrides}
     losses: dict[str, dict[str, float]] = {}  # {config_id: {run_id: loss}}
     for point in sweep.points(folder):
@@ -281,9 +286,7 @@ def winning_arms(folder: Path, top: int) -> list[str]:
             config_id = str(run["config_id"])
             overrides_of.setdefault(config_id, tuple(text for text in point.overrides if not text.startswith("seed=")))
             losses.setdefault(config_id, {})[run["run_id"]] = metric_of([row]).sign * score
-    best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))[:top]
-    if len(best) < top:
-        raise ValueError(f"--top {top}: {folder.name} has {len(best)} configs with complete runs")
+    best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))
     typed = [sweep.typed(folder, overrides_of[config_id]) for config_id in best]
     return [f"{name}={shlex.join(overrides)}" for name, overrides in zip(ARM_NAMES, typed)]
 
@@ -299,7 +302,7 @@ def _refuse_strangers_code(folder: Path) -> None:
             raise ValueError(f"{folder.name}: was collected from another machine and names code ({named}): {remedy}")
 
 
-def _winners_of_study(folder: Path, top: int) -> list[str]:
+def _winners_of_study(folder: Path) -> list[str]:
     study = sweep.read_study(folder)
     metric = sweep.metric_of(study)
     best_of: dict[str, tuple[float, float]] = {}  # {arm: (its best metric, lower is better; the value that has it)}
@@ -309,8 +312,6 @@ def _winners_of_study(folder: Path, top: int) -> list[str]:
             best_of[name] = metric.sign * tried[best], best
     baseline, *others = study["arms"]
     ordered = [baseline, *sorted((name for name in others if name in best_of), key=lambda name: best_of[name])]
-    if baseline not in best_of or len(ordered) < top:
-        raise ValueError(f"--top {top}: {folder.name} has {len(best_of)} arms with complete trials")
-    tuned = {name: f"{study['tune']}={best_of[name][1]!r}" for name in ordered[:top]}
+    tuned = {name: f"{study['tune']}={best_of[name][1]!r}" for name in ordered if baseline in best_of}
     words = {name: sweep.typed(folder, [*study["common"], *study["arms"][name]]) for name in tuned}
     return [f"{name}={shlex.join([*words[name], best])}" for name, best in tuned.items()]
