@@ -99,7 +99,7 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     """Returns the record with credentials put back into its overrides. Raises ValueError if their number differs."""
     names = recorded.run.get("redacted") or []
     if len(names) != len(values):
-        raise ValueError(f"{recorded.name}: it lacks {', '.join(names) or 'none'}: give --fill {len(names)} values")
+        raise ValueError(f"{recorded.name}: --fill gives {len(values)} values; it lacks {', '.join(names) or 'none'}")
     remaining, overrides = dict(zip(names, values, strict=True)), []
     for text in recorded.overrides:
         key = text.partition("=")[0].lstrip("+")
