@@ -111,7 +111,7 @@ def test_scancel_ends_in_an_honest_record(slurm, requeued, tmp_path):
 
 def test_more_nodes_than_the_job_has_are_refused(slurm, requeued, tmp_path):
     done = bench(slurm, tmp_path, "run", *real_runs.SHORT, *NODES, before=("salloc", "-N1"))
-    assert done.returncode == 2 and "ask for more, sbatch --nodes=2" in done.stderr
+    assert done.returncode == 2 and "give sbatch --nodes=2, or cluster=slurm" in done.stderr
     assert records(tmp_path) == []
 
 
