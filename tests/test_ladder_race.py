@@ -225,8 +225,8 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
         (["r01", "r04", "size=huge"], "choose from nano, short, record"),
         (["r01", "r04", "experiment=r02"], "each rung is an experiment"),
         (["A=optim=muon"], "makes its own arms"),
-        (["on=loss"], "on=loss: a ladder has a question of its own"),
-        (["n=auto:3-20"], "n=auto:3-20: a ladder has a question of its own and a fixed number of runs"),
+        (["on=loss"], "on=loss: a ladder has its own question"),
+        (["n=auto:3-20"], "n=auto:3-20: a ladder has its own question, and no n=auto"),
     ],
 )
 def test_wrong_words_are_refused(arguments, says):

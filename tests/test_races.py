@@ -125,9 +125,7 @@ def test_the_code_of_a_race_that_is_removed_between_two_runs_is_a_sentence_and_p
         return start(self, folder, *args)
 
     monkeypatch.setattr(claimed.Racers, "start", removes)
-    with pytest.raises(
-        ValueError, match="the code that . runs from, was removed while it raced: ./run.sh race --resume .* p"
-    ):
+    with pytest.raises(ValueError, match="its code is gone: ./run.sh race --resume .* puts it back"):
         go("A=", "B=optim.beta2=0.99", "n=2")
     assert race.main(["--resume"]) == 0 and race_json(results)["status"] == "complete"
 

@@ -194,7 +194,7 @@ def test_words_of_a_cluster_that_cannot_be_are_refused(overrides, message):
     [
         ("run -m seed=0,1 --budget soon", "--budget soon"),
         ("run --nope", "--nope: there is no such option"),
-        ("run hardware.nodes=2 cluster.nodes=1", "cluster.nodes=1: one of its runs needs hardware.nodes=2"),
+        ("run hardware.nodes=2 cluster.nodes=1", "cluster.nodes=1: its runs need hardware.nodes=2"),
         ("speedrun model=nope", "model=nope: there is no model 'nope'"),
         ("race A= B=optim.lrr=3", "B: unknown setting optim.lrr=3"),
         ("ladder size=x", "size=x: choose from"),

@@ -228,7 +228,7 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
             continue
         reason = BY_ROLE.get(role or "") or reasons.get(path) or (OF_INSTRUMENT if role is None else None)
         if reason is None:
-            raise ValueError(f"{name}/{path}: the record does not say that the run used it, as older ones: run again")
+            raise ValueError(f"{name}/{path}: the record does not say that the run used it: run again, if it is old")
         yield Leaving(f"{name}/{path}", path, reason, (folder / path).stat().st_size)
 
 

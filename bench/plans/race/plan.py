@@ -123,7 +123,7 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
 def refuse_choice(arguments: Iterable[str], kind: str) -> None:
     """Raises ValueError for on= and n=auto, which a study and a ladder do not take."""
     if chosen := [argument for argument in arguments if argument.startswith(("on=", "n=auto:"))]:
-        raise ValueError(f"{chosen[0]}: a {kind} has a question of its own and a fixed number of runs: give n={N}")
+        raise ValueError(f"{chosen[0]}: a {kind} has its own question, and no n=auto: omit it, or give n={N}")
 
 
 def _with_revisions(arguments: list[str]) -> list[str]:
