@@ -107,10 +107,7 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
         ),
         (["script.root=ROOT", "script=../odd/train.py"], "has no file ../odd/train.py: give one that is there"),
         (["script.root=ROOT", "script.command=no-such-program 1"], "neither a file in ROOT nor a program on PATH"),
-        (
-            ["script.root=ROOT", "script.command=[]"],
-            "script.command=[]: use a list of a program and its arguments, as 'bash train.sh'",
-        ),
+        (["script.root=ROOT", "script.command=[]"], "script.command=[]: use a list of a program and its arguments"),
         (["script.root=ROOT", "script.args=--x 'y"], "No closing quotation"),
         (["script.root=ROOT", "script.module=a", "script.command=b"], "script.module and script.command each say"),
         (["script.root=ROOT", "script.command=./train.sh", "model=modern"], "has its own model and optimizer"),

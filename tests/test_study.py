@@ -394,10 +394,7 @@ def test_a_trial_that_fails_ends_the_command_and_is_made_again_by_the_next(tmp_p
         ([*WORDS[:2], "budget=1000000000trials", *WORDS[3:]], "8trials (each arm, to 9999)"),
         ([*WORDS[:2], "budget=1Mtokens", *WORDS[3:]], "are 16 runs: give 2 times as much"),
         ([*WORDS, "on=time"], "on=time: a study has its own question"),
-        (
-            [*WORDS[:3], "n=auto:3-9", WORDS[4]],
-            "n=auto:3-9: a study has its own question, and no n=auto: omit it, or give n=5",
-        ),
+        ([*WORDS[:3], "n=auto:3-9", WORDS[4]], "a study has its own question, and no n=auto: omit it, or give n=5"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_trained(tmp_path, monkeypatch, arguments, message):
