@@ -162,7 +162,7 @@ def test_a_snapshot_whose_numbers_have_no_bound_or_whose_devices_share_a_list_is
         with pytest.raises(ValueError, match=sentence):
             pickles.checked({"segments": list(segments), "device_traces": list(traces)})
 
-    refused("segment 0 has no total_size", [{"total_size": 10**400, "blocks": []}])
-    refused("segment 0 has a device", [{"total_size": 1, "device": "x", "blocks": []}])
+    refused("segment 0: total_size: expected int <=", [{"total_size": 10**400, "blocks": []}])
+    refused("segment 0: device: expected int, got str", [{"total_size": 1, "device": "x", "blocks": []}])
     shared = [{"action": "alloc", "size": 1}]
     refused("several devices share one list", traces=[shared, shared])

@@ -10,7 +10,9 @@ interpreter and its libraries, and does not say what allocated the memory.
 
 import pickle
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Annotated, Any, NotRequired, TypedDict, cast
+
+import msgspec
 
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
@@ -19,6 +21,39 @@ RSS_SUFFIX = ".rss.json"
 REMEDY = "give what torch.cuda.memory._dump_snapshot wrote"
 MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
 PATTERNS = ("memory/*.pickle", "memory/*" + RSS_SUFFIX, "traces/**/*_mem.pickle")
+
+
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # no allocator has a larger number
+Moment = Count | Annotated[float, msgspec.Meta(ge=-(2.0**63), le=2.0**63)]
+Frames = list[dict[Any, Any]]
+
+
+class Snapshot(TypedDict):
+    segments: list[Any]
+    device_traces: list[list[Any]]
+
+
+class Block(TypedDict):
+    size: Count
+    state: str
+    address: NotRequired[Count]
+    requested_size: NotRequired[Count]
+    frames: NotRequired[Frames]
+
+
+class Segment(TypedDict):
+    total_size: Count
+    blocks: list[Block]
+    device: NotRequired[Count]
+    address: NotRequired[Count]
+
+
+class Entry(TypedDict):
+    action: str
+    size: Count
+    addr: NotRequired[Count]
+    time_us: NotRequired[Moment]
+    frames: NotRequired[Frames]
 
 
 class _Plain(pickle.Unpickler):
@@ -39,71 +74,28 @@ def load(path: Path | str) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
         why = str(error) if isinstance(error, PermissionError) else "it is no pickle, or a damaged one"
         raise ValueError(f"{path}: is not a memory snapshot ({why}): {REMEDY}") from None
-    try:
-        return checked(snapshot)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}: {REMEDY}") from None
+    return checked(snapshot, path)
 
 
-def checked(snapshot: object) -> dict[str, Any]:
-    """Returns the snapshot if it has the shape of one.  Raises ValueError, which says what is wrong.
+def checked(snapshot: object, where: object = "snapshot") -> dict[str, Any]:
+    """Returns the snapshot if it has the shape of one.  Raises Damaged, which says what is wrong.
 
     A list is taken for the segments alone, as torch.cuda.memory_snapshot() returns them.
     """
     if isinstance(snapshot, list):
         snapshot = {"segments": snapshot, "device_traces": []}
-    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= set(snapshot):
-        raise ValueError("it has no segments and device_traces")
-    for number, segment in enumerate(_list(snapshot["segments"], "segments")):
-        _check_segment(segment, f"segment {number}")
-    traces = _list(snapshot["device_traces"], "device_traces")
-    filled = [id(trace) for trace in traces if trace]
-    if len(set(filled)) < len(filled):
-        raise ValueError("several devices share one list of entries")
-    if sum(len(_list(trace, "a device's trace")) for trace in traces) > MAX_ENTRIES:
-        raise ValueError(f"it has more than {MAX_ENTRIES} trace entries")
+    whole = cast(dict[str, Any], json_file.check_kind(snapshot, Snapshot, where, REMEDY))
+    traces = whole["device_traces"]
+    if len({id(trace) for trace in traces if trace}) < sum(map(bool, traces)):
+        raise Damaged(f"{where}: several devices share one list of entries: {REMEDY}")
+    if sum(map(len, traces)) > MAX_ENTRIES:
+        raise Damaged(f"{where}: it has more than {MAX_ENTRIES} trace entries: {REMEDY}")
+    for number, segment in enumerate(whole["segments"]):
+        json_file.check_kind(segment, Segment, f"{where}: segment {number}", REMEDY)
     for device, trace in enumerate(traces):
         for number, entry in enumerate(trace):
-            where = f"entry {number} of device {device}"
-            if not _has(entry, action=str, size=int):
-                raise ValueError(f"{where} has no action and size")
-            if not _is(entry.get("addr", 0), int) or not _is(entry.get("time_us", 0), (int, float)):
-                raise ValueError(f"{where} has an address or a time that is not a number")
-            _check_frames(entry.get("frames", ()), where)
-    return snapshot
-
-
-def _has(value: object, **kinds: type) -> bool:
-    return isinstance(value, dict) and all(_is(value.get(key), kind) for key, kind in kinds.items())
-
-
-def _is(value: object, kind: Any) -> bool:
-    """Returns whether a value is of a kind; a number must also be below 2**64 in size, as an allocator's are."""
-    return isinstance(value, kind) and not (isinstance(value, (int, float)) and not abs(value) < 2**64)
-
-
-def _check_segment(segment: Any, where: str) -> None:
-    if not _has(segment, total_size=int):
-        raise ValueError(f"{where} has no total_size")
-    if not all(_is(segment.get(key, 0), int) for key in ("device", "address")):
-        raise ValueError(f"{where} has a device or an address that is not a number")
-    for block in _list(segment.get("blocks"), f"blocks of {where}"):
-        if not _has(block, size=int, state=str):
-            raise ValueError(f"{where} has a block without size and state")
-        if not all(_is(block.get(key, 0), int) for key in ("address", "requested_size")):
-            raise ValueError(f"{where} has a block whose address or requested_size is not a number")
-        _check_frames(block.get("frames", ()), where)
-
-
-def _check_frames(frames: object, where: str) -> None:
-    if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
-        raise ValueError(f"{where} has frames that are not dicts")
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name}: not a list")
-    return value
+            json_file.check_kind(entry, Entry, f"{where}: entry {number} of device {device}", REMEDY)
+    return whole
 
 
 def in_folder(folder: Path) -> list[Path]:

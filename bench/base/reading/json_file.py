@@ -42,7 +42,7 @@ def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
     return value if kind is None else check_kind(value, kind, where)
 
 
-def check_kind(value: Any, kind: Any, where: object) -> Any:
+def check_kind(value: Any, kind: Any, where: object, remedy: str = "the file was damaged, restore it") -> Any:
     """Returns the value unchanged if it has this msgspec type; else raises Damaged, which names the wrong field."""
     import msgspec
 
@@ -54,7 +54,7 @@ def check_kind(value: Any, kind: Any, where: object) -> Any:
         why = (problem[0].lower() + problem[1:]).replace("`", "").replace("object missing required field", "lacks")
         if field := field.strip("`").removeprefix("$").removeprefix("."):
             why = f"{field}: {why}"
-        raise Damaged(f"{where}: {why}: the file was damaged, restore it") from None
+        raise Damaged(f"{where}: {why}: {remedy}") from None
     return value
 
 
