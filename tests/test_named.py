@@ -54,7 +54,7 @@ def test_a_claim_and_a_log_are_found_by_path(results):
     (claim, log) = named.find(["claimed", "a.log"])
     assert (claim.claim, claim.race, log.paths, log.claim) == (results / "claimed", None, [results / "a.log"], None)
     assert named.find(["a.log"])[0].path == results / "a.log"
-    with pytest.raises(ValueError, match="a.log: is a file: give a folder"):
+    with pytest.raises(ValueError, match="a.log: is not a folder of runs: .*import reads logs"):
         named.folder("a.log")
 
 

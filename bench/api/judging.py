@@ -86,9 +86,7 @@ def claims_of(
         if chosen.race:  # a claim of the named arm, or of every arm that was raced against the baseline
             book = ledger.read(chosen.race.parent.parent)
             race, race_id = state.read(chosen.race, book=book), chosen.race.name
-            if chosen.arm is not None and chosen.arm not in race.plan["arms"]:
-                choices = ", ".join(race.plan["arms"])
-                raise ValueError(f"{race_id}:{chosen.arm}: not an arm of this race; choose from {choices}")
+            chosen.check_arm(race.plan["arms"])
             arms = [chosen.arm] if chosen.arm else [arm for arm in race.plan["arms"] if arm != race.plan["baseline"]]
             return [(f"{race_id}:{arm}", claims.from_race(race, arm, book)) for arm in arms]
         if chosen.claim:

@@ -101,8 +101,7 @@ def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError
     """
     arm = Arm(name, **race_facts)
     for folder in sorted(set(map(os.path.abspath, folders))):
-        if not os.path.isdir(folder):
-            raise ValueError(f"{folder}: is not a folder: ./run.sh table lists the runs")
+        run_folder.refuse_no_folder(folder)
         try:
             with reading_record(folder):
                 arm.rows.append(row_of(run_folder.read(folder), configs.read(folder)))
@@ -139,8 +138,7 @@ class _Selected:
         """Returns the arms of RACE, or the baseline and ARM of RACE:ARM.  Raises ValueError if an arm has no run."""
         assert meant.race is not None
         arms = _arms_of_race(meant.race, self._on_error)
-        if meant.arm is not None and meant.arm not in arms:
-            raise ValueError(f"{meant.text}: the race has no arm {meant.arm}; choose from {', '.join(arms)}")
+        meant.check_arm(arms)
         wanted = {meant.arm} | ({next(iter(arms))} if with_baseline else set())
         chosen = [arm for arm in arms.values() if meant.arm is None or arm.name in wanted]
         for arm in chosen:

@@ -16,7 +16,7 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,10 +52,17 @@ class Named(NamedTuple):
     def holders(self) -> list[Path]:
         """The paths; for a race, an arm or a sweep its run folders.  Raises ValueError without such an arm or runs."""
         if self.sweep is not None:
-            if folders := [point.folder for point in sweep.points(self.sweep) if point.folder is not None]:
-                return folders
-            raise ValueError(f"{self.text}: no run of this sweep is there: start it again, or restore them beside it")
-        return self.paths if self.race is None else _runs_of_race(self.text, self.race, self.arm)
+            folders = [point.folder for point in sweep.points(self.sweep) if point.folder is not None]
+        else:
+            folders = self.paths if self.race is None else self._runs_of_race(self.race)
+        if not folders:
+            raise ValueError(f"{self.text}: none of its runs is there: start it again, or restore them beside it")
+        return folders
+
+    def check_arm(self, arms: Collection[str]) -> None:
+        """Raises ValueError if the name is RACE:ARM, and ARM is not among the race's arms."""
+        if self.arm not in (None, *arms):
+            raise ValueError(f"{self.text}: the race has no arm {self.arm}; choose from {', '.join(arms)}")
 
     @property
     def sweep(self) -> Path | None:
@@ -65,6 +72,22 @@ class Named(NamedTuple):
     def _with(self, *names: str) -> Path | None:
         """Returns the path if there is only one and it is a folder with one of these files, else None."""
         return self.paths[0] if len(self.paths) == 1 and _has(self.paths[0], *names) else None
+
+    def _runs_of_race(self, folder: Path) -> list[Path]:
+        """Returns the run folders of a race or of its arm, without warm-up runs.
+
+        A race that has not ended has no race.json; its runs are those whose records name it.
+        """
+        if (folder / "race.json").is_file():
+            arms = {name: facts["runs"] or [] for name, facts in race_folder.read(folder)["arms"].items()}
+        else:
+            arms = {}
+            counting = store.opened([folder.parent.parent]).rows("race_id = ? AND discarded IS NOT 1", [folder.name])
+            for row in sorted(counting.values(), key=lambda row: row["run_id"]):
+                arms.setdefault(str(row["arm"]), []).append(f"{row['track']}/{row['run_id']}")
+        self.check_arm(sorted(arms))
+        runs = [run for name in arms if self.arm in (None, name) for run in arms[name]]
+        return [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
 
     @property
     def path(self) -> Path:
@@ -126,8 +149,7 @@ def find(names: Iterable[str]) -> list[Named]:
 def folder(name: str) -> Path:
     """Returns the folder that a name means.  Raises ValueError if it means none, several, or a file."""
     path = Lookup().find(name).path
-    if not path.is_dir():
-        raise ValueError(f"{name}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
+    run_folder.refuse_no_folder(path)
     return path
 
 
@@ -191,27 +213,6 @@ def _known_sweeps() -> str:
     names = [folder.name for folder in sorted(sweep.folders(), key=lambda folder: folder.stat().st_mtime)]
     omitted = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{omitted}" if names else ""
-
-
-def _runs_of_race(path_or_id: str, folder: Path, arm: str | None) -> list[Path]:
-    """Returns the run folders of a race or of one arm, without warm-up runs.  Raises ValueError if none exists.
-
-    A race that has not ended has no race.json; its runs are those whose records name it.
-    """
-    if (folder / "race.json").is_file():
-        arms = {name: facts["runs"] or [] for name, facts in race_folder.read(folder)["arms"].items()}
-    else:
-        arms = {}
-        counting = store.opened([folder.parent.parent]).rows("race_id = ? AND discarded IS NOT 1", [folder.name])
-        for row in sorted(counting.values(), key=lambda row: row["run_id"]):
-            arms.setdefault(str(row["arm"]), []).append(f"{row['track']}/{row['run_id']}")
-    if arm is not None and arm not in arms:
-        raise ValueError(f"{path_or_id}: the race has no arm {arm}; choose from {', '.join(sorted(arms))}")
-    runs = [run for name in arms if arm in (None, name) for run in arms[name]]
-    folders = [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
-    if not folders:
-        raise ValueError(f"{path_or_id}: none of the {len(runs)} runs of this race is there: restore them beside it")
-    return folders
 
 
 def _runs_below(root: Path) -> dict[str, str]:
