@@ -268,7 +268,7 @@ def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, pri
     assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in output
     assert re.search(r"models/gpt2.py:12 __init__ +18.00", output)
     assert (tmp_path / "out" / "page.html").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(ValueError, match="--out x.html with --json: JSON is printed"):
+    with pytest.raises(ValueError, match="--out with --json: they cannot be combined"):
         cli.main([str(path), "--json", "--out", "x.html"])
     assert '"peak_bytes": 44041692' in printed(cli, path, "--json")
 

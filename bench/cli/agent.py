@@ -8,21 +8,18 @@ checkpoint.
 An agent runs commands as the user who started it, and anybody who can write to results/queue/ can submit them.
 """
 
-import math
-
 from bench.base.paths import results_root
 from bench.cli import arguments
 from bench.cli.main import QUEUED
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
 from bench.plans.agent import Agent
+from models.settings import NotNegative
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 fine, with --once that of the command; 1 interrupted or given back, 2 usage error."""
     args = _parser().parse_args(argv)
-    if args.usd_per_hour is not None and not 0 <= args.usd_per_hour < math.inf:
-        raise ValueError(f"--usd-per-hour {args.usd_per_hour}: use a number of 0 or more")
     try:
         return Agent(results_root().absolute(), args.usd_per_hour, QUEUED).go(args.once)
     except Interrupted as error:
@@ -34,5 +31,5 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh agent", main=main)
     parser.flag("--once", help="run one command, if one can start now, and exit")
     help_text = "price of a GPU here, or of the whole machine for a run without one; for budgets and cost_usd"
-    parser.add_argument("--usd-per-hour", type=float, metavar="X", help=help_text)
+    parser.number("--usd-per-hour", NotNegative, metavar="X", help=help_text)
     return parser

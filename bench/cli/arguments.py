@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from bench.config import groups
+from bench.config import groups, typed
 from bench.config.groups import did_you_mean
 
 Main = Callable[[list[str]], int]  # a verb's function: its arguments -> exit code
@@ -28,6 +28,8 @@ class Parser(argparse.ArgumentParser):
             options["epilog"] = "\n\n".join(filter(None, parts))
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, **options)
+        self._kinds: dict[str, Any] = {}  # {option: the type of its number, as of a setting}
+        self._pairs: list[tuple[str, str, bool]] = []  # (option, another, whether it needs the other or excludes it)
         self.add_argument("--config-dir", metavar="DIR", help="a folder of groups of your own, used beside conf/")
 
     def flag(self, *names: str, help: str) -> None:
@@ -51,10 +53,35 @@ class Parser(argparse.ArgumentParser):
                 forms.add_argument(f"--{name}", action="store_true", help=about)
         return forms
 
+    def number(self, name: str, kind: Any, **options: Any) -> None:
+        """Adds an option for a number of a setting's type, such as NotNegative; typed.checked() refuses others."""
+        self._kinds[name] = kind | None
+        self.add_argument(name, type=typed.parts_of(kind)[0], **options)
+
+    def alone(self, name: str, *others: str) -> None:
+        """Has an option refused beside any of the others, where one of the two would have no effect."""
+        self._pairs += [(other, name, False) for other in others]
+
+    def needs(self, name: str, other: str) -> None:
+        """Has an option refused without the other, where it would have no effect."""
+        self._pairs.append((name, other, True))
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Extends argparse's: remembers the arguments for error(). args None: the program's own."""
+        """Extends argparse's: checks numbers and pairs of options, and remembers the arguments for error().
+
+        args None: the program's own.
+        """
         self._given = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(args, namespace)
+        parsed, rest = super().parse_known_args(args, namespace)
+        values = {f"--{dest.replace('_', '-')}": value for dest, value in vars(parsed).items()}
+        for name, kind in self._kinds.items():
+            typed.checked(name, values[name], kind)
+        given = {name for name, value in values.items() if value not in (None, False, [])}
+        for name, other, is_needed in self._pairs:
+            if name in given and (other in given) != is_needed:
+                why = f"{name}: it needs {other}" if is_needed else f"{name} with {other}: they cannot be combined"
+                raise ValueError(f"{why}: {'add it' if is_needed else 'use one of them'}, or see {self.prog} --help")
+        return parsed, rest
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError with argparse's message in this program's words."""

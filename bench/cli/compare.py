@@ -27,7 +27,7 @@ FAILURES = ("slower", "loss", "faster", "better", "worse", "equivalent", "inconc
 def main(argv: list[str]) -> int:
     """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 usage error or not comparable."""
     args = _parser().parse_args(argv)
-    fail_on = conditions(args.fail_on, args.fail_if)
+    fail_on = conditions(args.fail_on)
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         comparing.check_nats(option, value)
     options: dict[str, Any] = {"on": args.on, "margin_nats": args.margin, "target_val_loss": args.target}
@@ -110,10 +110,8 @@ def _widest(times: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return min(lows), max(highs)
 
 
-def conditions(options: Sequence[str], fail_if: str | None = None) -> list[Condition]:
+def conditions(options: Sequence[str]) -> list[Condition]:
     """Returns the conditions of --fail-on options, each with one or several. Raises ValueError for an unknown one."""
-    if fail_if and not options:
-        raise ValueError(f"--fail-if {fail_if}: it needs a condition: add --fail-on slower:0.5%")
     return [_condition(text) for option in options for text in option.split(",")]
 
 
@@ -161,6 +159,7 @@ def _parser() -> arguments.Parser:
         choices=("possible", "shown"),
         help="possible (default): --fail-on fails unless the change is excluded; shown: only if it is shown",
     )
+    parser.needs("--fail-if", "--fail-on")
     parser.flag("--force", help="show numbers even if not comparable, but no verdict")
     parser.add_argument("--target", type=float, metavar="VALUE", help="of the goal's metric; default: the runs' own")
     parser.add_argument(

@@ -28,8 +28,6 @@ from bench.report import table_text
 def main(argv: list[str]) -> int:
     """Exit codes: 0 the ladder has ended (or --dry-run), 1 it was interrupted or abandoned, 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
-    if args.dry_run and (args.csv or args.resume is not None or args.page is not None):
-        raise ValueError("--dry-run: it cannot be combined with other options than --json: omit them")
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:
@@ -93,5 +91,6 @@ def _parser() -> arguments.Parser:
     arguments.latest(parser, "--resume", "continue this ladder, or the latest unfinished one")
     arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")
     parser.flag("--anyway", help=ready.ANYWAY)
+    parser.alone("--dry-run", "--csv", "--resume", "--page")
     parser.forms("print the staircase", csv="print it as CSV, one line per rung", says_more=True)
     return parser

@@ -28,8 +28,6 @@ def main(argv: list[str]) -> int:
         paths += itertools.chain(*found)
     if args.out and len(paths) > 1:
         raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")
-    if args.out and args.json:
-        raise ValueError(f"--out {args.out} with --json: JSON is printed, not written: omit one of the two")
     summaries = []
     for path in paths:
         snapshot = page.document_of_file(path)
@@ -48,4 +46,5 @@ def _parser() -> arguments.Parser:
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run with snapshots")
     parser.add_argument("--out", metavar="PATH", help="path of the page, for a single snapshot")
     parser.flag("--json", help="print JSON instead of writing pages")
+    parser.alone("--json", "--out")
     return parser

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     not comparable because other programs kept the machine busy.
     """
     args = _parser().parse_intermixed_args(argv)
-    fail_on = compare.conditions(args.fail_on, args.fail_if)
+    fail_on = compare.conditions(args.fail_on)
     results = results_root().absolute()
     if args.look is not None:
         return _look(args, results)
@@ -81,7 +81,7 @@ def check(argv: list[str]) -> None:
     The settings of an arm of another revision are checked by that revision's code.
     """
     args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
-    compare.conditions(args.fail_on, args.fail_if)
+    compare.conditions(args.fail_on)
     if race_ids := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
         _chosen(results, race_ids[0])
         return
@@ -261,6 +261,7 @@ def _parser() -> arguments.Parser:
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
     parser.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help=fails)
     parser.add_argument("--fail-if", choices=("possible", "shown"), help="as compare --fail-if; default possible")
+    parser.needs("--fail-if", "--fail-on")
     parser.flag("--dry-run", help="print the plan and how long it would take; run and write nothing")
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)

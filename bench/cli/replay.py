@@ -23,12 +23,14 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Annotated
 
 from bench.base import text_table
 from bench.base.paths import published_root, shown
 from bench.base.text_table import counted
 from bench.claims import claim_folder
 from bench.cli import arguments
+from bench.config.typed import at_least
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine import leases
@@ -78,8 +80,6 @@ def main(argv: list[str]) -> int:
 
 
 def _folders(args: argparse.Namespace) -> list[Path]:
-    if args.times is not None and args.times < 2:
-        raise ValueError(f"--times {args.times}: an interval needs at least 2 runs with fresh seeds")
     if not args.all:
         folders = list[Path]()
         for given in named.find(args.runs):
@@ -132,7 +132,8 @@ def _of(folder: Path, args: argparse.Namespace) -> certificates.Certificate | No
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh replay", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race, RACE:ARM or a claim")
-    parser.add_argument("--times", type=int, metavar="N", help="N runs with fresh seeds instead of the record's seed")
+    about = "N runs with fresh seeds instead of the record's seed, at least 2 for an interval"
+    parser.number("--times", Annotated[int, at_least(2)], metavar="N", help=about)
     parser.flag("--all", help="RUN are results folders: every complete run below them")
     parser.flag("--check", help="only report what is missing here and what differs")
     parser.flag("--keep-env", help="use this shell's OMP_..., ONEDNN_..., not the record's")

@@ -87,9 +87,6 @@ def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ())
 
 def _write_page(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
     """Writes the page of a run, race or sweep with the module that has its Document and its Markdown."""
-    if args.md and (args.png or args.out):
-        other = "--png" if args.png else f"--out {args.out}"
-        raise ValueError(f"--md with {other}: Markdown is only printed: omit {other.split()[0]} or --md")
     if args.md:
         print(module.block(folder), end="")
         return {}
@@ -140,5 +137,6 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--out", metavar="PATH", help="the page's path, or the folder of the site or the pictures")
     parser.flag("--png", help="each chart of the page as a PNG in plots/, instead of the page; needs Chromium")
     parser.forms('{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}', "print Markdown for a pull request instead")
+    parser.alone("--md", "--png", "--out")
     parser.flag("--anyway", help=f"pages of more than {MAX_UNASKED} runs of a folder that is not a results folder")
     return parser

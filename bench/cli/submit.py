@@ -9,19 +9,21 @@ takes the command and runs it on these GPUs only.  The records go to the results
 
 import itertools
 import shlex
+from typing import Annotated
 
 from bench.base import atomic, escape, text_table
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.cli.main import QUEUED, module_of
 from bench.config.groups import did_you_mean
+from bench.config.typed import between
 from bench.launch.console import say
 from bench.machine import gpus
 from bench.plans import shares
 from bench.plans.agent import end_cancelled
 from bench.plans.queue import FOLDER, Queue
 
-MAX_GPUS = 64  # of one machine, more than any has (assumed)
+GpusOfAMachine = Annotated[int, between(0, 64)]  # 64: more than any has (assumed)
 COLUMNS = ("id", "user", "gpus", "state", "command")
 
 
@@ -33,8 +35,6 @@ def main(argv: list[str]) -> int:
     if args.list:
         _list(queue, args.json)
         return 0
-    if args.json:
-        raise ValueError("--json: it works only with --list: omit it")
     if args.cancel:
         entry = queue.cancel(args.cancel)
         if all(item.id != entry.id for item in queue.taken()):  # it was waiting; the agent of a running entry ends it
@@ -43,8 +43,6 @@ def main(argv: list[str]) -> int:
     verb, *arguments = command or args.command or [""]
     if verb not in QUEUED:
         raise ValueError(f"{verb or 'no command'}: {did_you_mean(verb, QUEUED)}choose from {', '.join(QUEUED)}")
-    if not 0 <= args.gpus <= MAX_GPUS:
-        raise ValueError(f"--gpus {args.gpus}: use 0 to {MAX_GPUS}, as many as one machine has")
     for word, following in itertools.pairwise([*arguments, "-"]):
         is_of_race = word[2:] and any(option.startswith(word) for option in ("--resume", "--look", "--abandon"))
         if verb == "race" and is_of_race and following.startswith("-"):
@@ -91,9 +89,10 @@ def _list(queue: Queue, as_json: bool) -> None:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh submit", main=main)
     help_text = "how many GPUs the command needs and gets; default 0, on a CPU"
-    parser.add_argument("--gpus", type=int, default=0, metavar="N", help=help_text)
+    parser.number("--gpus", GpusOfAMachine, default=0, metavar="N", help=help_text)
     parser.flag("--list", help="show what runs, what waits and in which order, and what each user has used")
     parser.flag("--json", help="with --list: the same as JSON")
+    parser.needs("--json", "--list")
     parser.add_argument("--cancel", metavar="ID", help="remove an entry that waits, or end one that runs")
     parser.add_argument("command", nargs="*", metavar="VERB ...", help="as after ./run.sh")
     return parser

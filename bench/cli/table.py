@@ -19,10 +19,7 @@ from bench.record import named
 from bench.report import table_groups
 from bench.report.table_columns import COLUMNS, Columns
 
-ALONE = {  # {option: the options that have no effect beside it}
-    "leaderboard": (*("where", "group", "sort", "columns", "json", "csv", "sweep", "pivot", "value", "baseline"),),
-    "pivot": ("group", "sort", "columns", "baseline"),
-}
+OF_RUNS = ("--group", "--sort", "--columns", "--baseline")  # options that only the plain table has
 
 
 def main(argv: list[str]) -> int:
@@ -38,11 +35,6 @@ def main(argv: list[str]) -> int:
         if args.write is None:
             return markdown_blocks.check(args.check, main)
         return markdown_blocks.write(args.write, main)
-    for alone, others in ALONE.items():
-        for option in others if getattr(args, alone) else ():
-            if getattr(args, option):
-                flag = option.replace("_", "-")
-                raise ValueError(f"--{flag} with --{alone}: they cannot be combined: use one of them")
     if args.leaderboard:
         from bench.claims import leaderboard_views
 
@@ -142,4 +134,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--check", **files, help="exit 1 if a table in README.md, results/README.md or FILE is stale")
     parser.add_argument("--write", **files, help="update these tables")
     parser.forms("a list of objects, not rounded, all columns", "Markdown", "CSV, not rounded, all columns")
+    beside = ("--where", "--json", "--csv", "--sweep", "--pivot", "--value")
+    parser.alone("--leaderboard", *OF_RUNS, *beside)
+    parser.alone("--pivot", *OF_RUNS)
     return parser
