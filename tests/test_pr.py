@@ -478,7 +478,7 @@ def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_
     assert "0 was chosen by the code of the pull request's script, and --candidate z50" in report["choice"]
     mark, evidence = report["answers"]["same_hardware"]
     assert mark == "not shown" and "71.10 s to 70.10 s" in evidence
-    for number, why in (("8", "no refs/pull/8/head and no commit"), ("9", "fetch origin pull/9/head")):
+    for number, why in (("8", "has no #8: git fetch origin pull/8/head"), ("9", "fetch origin pull/9/head")):
         with pytest.raises(ValueError, match=why):
             pr.main([number, "--clone", str(clone)])
     with pytest.raises(ValueError, match="--clone DIR names a clone"):
@@ -512,7 +512,7 @@ def test_all_commits_of_a_pull_request_count_after_it_was_merged_and_track_3_has
     git(f"mv other {third}/results", "commit -qm 3", "update-ref refs/pull/8/head HEAD", "checkout -q master")
     exported = []
     monkeypatch.setattr(pr, "_write_tree", lambda clone, commit, paths, into: exported.extend(paths))
-    with pytest.raises(ValueError, match="steps: this track has no rules for pull requests: ./run.sh judge --track st"):
+    with pytest.raises(ValueError, match="steps: it has no rules for pull requests: ./run.sh judge --track st"):
         pr.main(["8", "--clone", str(clone)])
     assert exported and f"{third}/results" not in exported  # not all of upstream's results
 

@@ -202,7 +202,7 @@ def test_a_profile_of_eight_ranks_cut_to_four_gives_the_errors_that_are_kept(ran
 
 
 def test_fewer_than_half_of_the_ranks_do_not_say_how_late_the_others_are():
-    with pytest.raises(ValueError, match="3 of 8 ranks: how late the others come is not in them"):
+    with pytest.raises(ValueError, match="3 of 8 ranks: how late the others come is unknown"):
         projected.from_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4)
 
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_projected_is_one_sentence(options, sentence, capsys):
 
 def test_a_batch_must_divide():
     job = projected.from_record(published())
-    with pytest.raises(ValueError, match="a batch of 8 sequences does not divide"):
+    with pytest.raises(ValueError, match="8 sequences do not divide among them"):
         projected.check_batch(job, 3)
     projected.check_batch(job, 4)
     assert "micro-batches of 2 sequences take as long for each as those of 8" in job.assumed

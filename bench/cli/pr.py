@@ -81,8 +81,7 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     track = args.track or next(tracks, "gpt2_small")
     standard = claims.standard(track)
     if not standard.track.rules.pull_request:
-        why = f"{track}: this track has no rules for pull requests"
-        raise ValueError(f"{why}: ./run.sh judge --track {track} judges its logs")
+        raise ValueError(f"{track}: it has no rules for pull requests: ./run.sh judge --track {track} judges its logs")
     logs, incomplete = _logs(folder, track, standard.goal.target_val_loss)
     if not logs:
         raise ValueError(f"{shown(folder)}: it holds no log of a complete run: a pull request brings logs ({SUFFIX})")
@@ -219,13 +218,11 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
     """Writes the sources of both sides below a folder.  Returns the arms of the race."""
     if pull.baseline is None:
-        remedy = "--baseline GLOB names its logs, --clone DIR the records"
-        raise ValueError(f"--rerun {shown(into)}: there is no baseline: {remedy}")
+        raise ValueError("--rerun: there is no baseline: --baseline GLOB names its logs, --clone DIR the records")
     arms = []
     for arm, side in (("Baseline", pull.baseline), ("Candidate", pull.candidate)):
         if not side.sources:
-            why = f"the logs of {side.name} embed no source that could be run, and no script of theirs is known"
-            raise ValueError(f"--rerun {shown(into)}: {why}")
+            raise ValueError(f"--rerun: {side.name}: its logs embed no source that could be run, nor is a script known")
         home = into / arm.lower()
         for name, text in side.sources.items():
             if (path := home / PurePosixPath(name).name).exists() and path.read_text() != text:
@@ -259,8 +256,7 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
     merged = git.ask(clone, "log", "--all", "-n1", "--format=%H", "--fixed-strings", f"--grep=(#{number})")
     tip = (head or merged or "").strip()
     if not tip:
-        have = f"it has no {ref} and no commit that names (#{number})"
-        raise ValueError(f"--clone {shown(clone)}: {have}: git fetch origin pull/{number}/head:{ref} there")
+        raise ValueError(f"--clone {shown(clone)}: has no #{number}: git fetch origin pull/{number}/head:{ref} there")
     later = git.ask(clone, "rev-list", "--reverse", "--ancestry-path", "--first-parent", f"{tip}..HEAD") or ""
     merge = later.partition("\n")[0]  # the commit that merged it, or ""
     main_line = git.ask(clone, "merge-base", tip, f"{merge}^1" if merge else "HEAD") if head else None
@@ -272,8 +268,7 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
         parts = [part[: 4 if part[2] == "results" else 3] for part in parts if len(part) > 3]  # results: of track 3
         folders = sorted({"/".join(part) for part in parts}, key=lambda name: -sum(name in path for path in added))
         if not folders:
-            why = f"the pull request adds no log ({SUFFIX}) below records/"
-            raise ValueError(f"{number}: {why}: give the folder of its logs")
+            raise ValueError(f"{number}: it adds no log ({SUFFIX}) below records/: give the folder of its logs")
         listed = _lines(clone, "ls-tree", "-r", "--name-only", base, f"{folders[0].rpartition('/')[0]}/")
         logs = {
             "/".join(PurePosixPath(name).parts[:3]): name

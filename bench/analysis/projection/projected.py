@@ -106,10 +106,8 @@ def project(step: Step, num_gpus: int, num_nodes: int, curve: Curve, scaling: Sc
     here_ms, _ = _exposed(step, step.num_gpus, step.num_nodes, 1.0, curve)
     work_ms = step.ms - step.replicated_ms - here_ms - step.spread_ms * expected_maximum(step.num_gpus)
     if work_ms <= 0:
-        remedy = "the link is slower here than where it was measured: name another"
-        raise ValueError(
-            f"--link {curve.name}: messages alone take {here_ms:.4g} of {step.ms:.4g} ms measured: {remedy}"
-        )
+        too_slow = f"messages alone take {here_ms:.4g} of {step.ms:.4g} ms measured"
+        raise ValueError(f"--link {curve.name}: {too_slow}: it was a faster link that was measured: name that")
     share = step.num_gpus / num_gpus if scaling == "strong" else 1.0
     slowdown = _crowding(num_gpus, step.slots) / _crowding(step.num_gpus, step.slots)
     exposed_ms, messages_ms = _exposed(step, num_gpus, num_nodes, share, curve)
@@ -181,8 +179,7 @@ def from_record(folder: Path) -> Job:
         raise ValueError(f"{folder}: it has fewer than two undisturbed steps with a time: run it longer")
     world_size = run["world_size"]
     if not num_params or world_size is None:
-        remedy = "its traces can be projected, or a run of a model of this project"
-        raise ValueError(f"{folder}: a script's record does not say what its ranks send each other: {remedy}")
+        raise ValueError(f"{folder}: a script's record does not say what its ranks send each other: name its traces")
     assumed: list[str] = []
     regions = (run.get("instrument_summaries") or {}).get("regions") or {}
     optimizer_ms = regions.get("optimizer_ms") or 0.0
@@ -227,8 +224,7 @@ def check_batch(job: Job, num_gpus: int) -> None:
     seqs = (job.run["hardware"] or {}).get("micro_batch_seqs")
     batch = job.step.num_micro * job.step.num_gpus * (seqs or 0)
     if seqs and (num_gpus > batch or batch % num_gpus):
-        remedy = "name a number that divides it, or --scaling weak"
-        raise ValueError(f"--gpus {num_gpus}: a batch of {batch} sequences does not divide among them: {remedy}")
+        raise ValueError(f"--gpus {num_gpus}: {batch} sequences do not divide among them: name a divisor, or --scaling weak")
     if seqs and batch // num_gpus < seqs:
         job.assumed.append(f"micro-batches of {batch // num_gpus} sequences take as long for each as those of {seqs}")
         job.unlike = f"micro-batches get smaller, from {seqs} to {batch // num_gpus} sequences"
@@ -289,12 +285,10 @@ def from_traces(
     if not num_known:
         raise ValueError(f"{title}: the trace says of no collective how large it is: record it with torch 2.1 or later")
     if len(groups) > 1:
-        sizes = " and ".join(map(str, sorted(groups)))
-        raise ValueError(f"{title}: collectives of groups of {sizes} ranks: only data-parallel jobs can be projected")
+        raise ValueError(f"{title}: groups of {min(groups)} to {max(groups)} ranks: only data parallelism is projected")
     (group,) = groups
     if 2 * len(ranks) < group:
-        remedy = "name the traces of half of them or more"
-        raise ValueError(f"{title}: {len(ranks)} of {group} ranks: how late the others come is not in them: {remedy}")
+        raise ValueError(f"{title}: {len(ranks)} of {group} ranks: how late the others come is unknown: name more")
     num_steps = len(next(iter(spans.values())))
     ends_ns = graph.ends_ns([{}, then, without]) - np.array([[begin] for begin, _ in spans_ns.values()])
     measured_ms, then_ms, without_ms = (ms_from_ns(float(ns)) / num_steps for ns in ends_ns.max(axis=0))
