@@ -131,7 +131,7 @@ def test_one_disturbed_run_is_excluded_and_the_others_calibrate(calibrated):
     ("argument", "sentence"),
     [
         ("n=1", "n=1: use 2 or more runs per side"),
-        ("seed=abc", "seed=abc: the first of 10 seeds: use a whole number"),
+        ("seed=abc", "seed=abc: use a whole number of 0 or more"),
         ("n=1000000000", "use 2 or more runs per side, at most 10,000"),
         ("n=x", "n=x: use 2 or more runs per side"),
     ],

@@ -76,7 +76,7 @@ def test_a_damaged_file_is_exit_code_1(capsys, root):
     [
         (["make", "nonsense"], "nonsense: unknown data; choose from fineweb10B, finewebedu10B, markov"),
         (["make"], "data: make: name one of fineweb10B"),
-        (["make", "fineweb10B"], "these data are downloaded, not made: use ./run.sh data fetch fineweb10B"),
+        (["make", "fineweb10B"], "downloaded, not made: use ./run.sh data fetch fineweb10B"),
         (["make", "markov", "data.typo=3"], "unknown setting data.typo=3"),
         (["make", "markov", "data.train_tokens=many"], "data.train_tokens=many: use a whole number from 2 to"),
         (["make", "markov", "data.train_tokens"], "a setting is data.KEY=VALUE"),

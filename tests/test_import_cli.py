@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs
     beginnings = [line.split(": ", 2)[2][:16] for line in err.splitlines()]
     assert "1 new run folder" in out
     assert beginnings == ["cannot be read (", "is 0.0 GiB, too ", "cannot be read ("]
-    with pytest.raises(ValueError, match="too large for a training log"):
+    with pytest.raises(ValueError, match="too large: cut out its lines of metrics"):
         import_logs.main(["modded-nanogpt", "huge.txt"])
 
 
@@ -88,7 +88,7 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, answer_of):
     assert (counts["files"], counts["runs"], counts["duplicates"]) == (2, 2, 1)
     (logs / "none").mkdir()
     (logs / "none" / "read.me").write_text(LOG)
-    for word, what in (("none", "it holds no log"), ("*.csv", "no such file"), ("missing", "no such file")):
+    for word, what in (("none", "none: none of its files ends in .txt"), ("*.csv", "no such file"), ("missing", "no such file")):
         with pytest.raises(ValueError, match=what):
             import_logs.main(["modded-nanogpt", word])
     assert import_logs.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0

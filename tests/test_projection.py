@@ -243,7 +243,7 @@ def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (["--gpus", "8"], "a run on a CPU has no such link"),
+        (["--gpus", "8"], "not of a CPU: name a passport"),
         (["--gpus", "3", "--nodes", "2"], "as many in each"),
         (["--gpus", "0"], "as many in each"),
         ([], "--gpus N"),
@@ -256,7 +256,7 @@ def test_what_cannot_be_projected_is_one_sentence(options, sentence, capsys):
 
 def test_a_batch_must_divide():
     job = projected.from_record(published())
-    with pytest.raises(ValueError, match="8 sequences do not divide among them"):
+    with pytest.raises(ValueError, match="does not divide the 8 sequences of a step"):
         projected.check_batch(job, 3)
     projected.check_batch(job, 4)
     assert "micro-batches of 2 sequences take as long for each as those of 8" in job.assumed

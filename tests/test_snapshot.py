@@ -276,7 +276,7 @@ def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, pri
 def test_of_a_run_all_snapshots_get_a_page_and_a_run_without_one_says_how_to_record_it(tmp_path, capsys):
     run = tmp_path / "run"
     (run / "memory").mkdir(parents=True)
-    with pytest.raises(ValueError, match="holds no memory snapshot; record one with instruments="):
+    with pytest.raises(ValueError, match="no memory snapshot: record one on a GPU, instruments="):
         cli.main([str(run)])
     saved(run / "memory", snapshots.training())
     samples = '{"marks": [[1e15, "step 3"], [1.0e15, "end"]], "rss_bytes": [1048576, 3145728]}'

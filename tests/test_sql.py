@@ -104,7 +104,7 @@ def test_steps_of_too_many_runs_are_not_read(six_runs, monkeypatch):
     from bench.api import queries
 
     monkeypatch.setattr(queries, "MAX_STEPS_RUNS", 6)
-    with pytest.raises(ValueError, match="these are 7 runs, each with a file of steps: name at most 6"):
+    with pytest.raises(ValueError, match="steps: 7 runs have a file each: name at most 6"):
         api.sql("SELECT * FROM steps")
 
 

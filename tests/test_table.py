@@ -217,7 +217,7 @@ def test_where_chooses_rows(results, answer_of, where, seeds):
     [
         (["--where", "speed=1"], "there is no column speed; did you mean seed? ./run.sh table --help lists them"),
         (["--where", "seed"], "use KEY=VALUE"),
-        (["--where", "seed=0", "."], "--where . is no condition, but a folder: put folders before --where"),
+        (["--where", "seed=0", "."], "--where .: use KEY=VALUE; put folders before --where"),
         (["--where", "val_loss<low"], "val_loss is a number"),
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
         (["--group", "--sort", "seed"], "there is no column seed; ./run.sh table --help lists them"),

@@ -1,6 +1,6 @@
 """Compares runs that exist: speedrun.compare()."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,7 @@ class Comparison(Answer):
 
     @property
     def _only(self) -> compare_verdict.Comparison:
-        (facts, *others) = self.against.values()
-        if others:
-            names = ", ".join(self.against)
-            raise ValueError(f"{len(self.against)} candidates, {names}: read .against[NAME], a dict for each of them")
-        return facts
+        return only(self.against)
 
     def plot(self) -> "Figure":
         """Plot the changes with their 95 % intervals, and the arms' curves.  Needs matplotlib."""
@@ -114,6 +110,13 @@ def compare(
     for message in dict.fromkeys(message for arm in chosen for message in arm.damaged.values()):
         report(f"the steps of a run: {message}")
     return Comparison(chosen, compared)
+
+
+def only(against: Mapping[str, Any]) -> Any:
+    """Returns the facts of the only candidate.  Raises ValueError if there are several."""
+    if len(against) > 1:
+        raise ValueError(f"{len(against)} candidates, {', '.join(against)}: read .against[NAME], a dict for each")
+    return next(iter(against.values()))
 
 
 def check_nats(name: str, value: float | None) -> None:

@@ -92,8 +92,7 @@ def claims_of(
         if chosen.claim:
             return [(names[0], claim_folder.read(chosen.claim))]
         if claim_folder.lacks_claim(chosen.paths[0]):
-            remedy = "its README.md has a claim's table, but claim.yaml is missing: restore it"
-            raise ValueError(f"{chosen.paths[0]}: {remedy}")
+            raise ValueError(f"{chosen.paths[0]}: its README.md has a claim's table: restore claim.yaml beside it")
     return [(" ".join(names), claims.from_folders(_folders(names, folder, track), track=track))]
 
 

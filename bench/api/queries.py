@@ -101,8 +101,7 @@ def _add_tables(store: Store, with_steps: bool) -> None:
         return
     runs, steps = store.rows(), list[dict[str, Any]]()
     if len(runs) > MAX_STEPS_RUNS:
-        remedy = f"name at most {MAX_STEPS_RUNS:,} after the query, by a folder or a part of their ids"
-        raise ValueError(f"steps: these are {len(runs):,} runs, each with a file of steps: {remedy}")
+        raise ValueError(f"steps: {len(runs):,} runs have a file each: name at most {MAX_STEPS_RUNS:,} after the query")
     for folder, row in runs.items():
         try:
             with reading_record(folder):
@@ -128,8 +127,8 @@ def _with_settings(query: str, store: Store) -> str:
     def spelled(match: re.Match[str]) -> str:
         text, name = match[0], match[1]
         if name is not None and name.lower() not in known_names | columns:
-            remedy = "a text stands in single quotes"
-            raise ValueError(f'{_short(query)}: there is no column "{name}"; {_near(name, [*exact.values()])}{remedy}')
+            near = _near(name, [*exact.values()])
+            raise ValueError(f'{_short(query)}: there is no column "{name}"; {near}a text stands in single quotes')
         before, _, rest = text.partition(".")
         if text.lower() in store.settings:
             return quoted(text)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.api import plotting
+from bench.api import comparing, plotting
 from bench.api.answers import Answer
 from bench.base.paths import results_root
 from bench.config import overrides
@@ -39,9 +39,7 @@ class Race(Answer):
     @property
     def verdict(self) -> str | None:
         """The verdict as in Comparison; None without one.  Raises ValueError for more than two arms."""
-        if len(self.against) > 1:
-            raise ValueError(f"{len(self.against)} candidates, {', '.join(self.against)}: read .against[NAME]")
-        return next((str(facts["verdict"]) for facts in self.against.values()), None)
+        return str(comparing.only(self.against)["verdict"]) if self.against else None
 
     def plot(self) -> "Figure":
         """Plot the changes with their 95 % intervals, and the arms' curves.  Needs matplotlib."""

@@ -53,8 +53,7 @@ class _Search:
         self._settings = [word for word in args.settings if not word.startswith("n=")]
         request = plan.parse_request(args.settings)
         if request["arms"]:
-            remedy = "give settings for all of them, without A= and B="
-            raise ValueError(f"GOOD and the commits between are the arms: {remedy}")
+            raise ValueError("GOOD and the commits between are the arms: give settings for all, without A= and B=")
         self._n = request.get("n", DEFAULT_N)
         self._facts: dict[str, tuple[str, str]] = {}
         self._races: list[str] = []

@@ -37,9 +37,7 @@ def main(argv: list[str]) -> int:
             print(json.dumps({"runs": [summary.as_json(run) for run in (warm_up, *runs)]}, indent=1))
         return 1
     if len({run["code"]["source_sha256"] for run in runs}) > 1:
-        raise ValueError(
-            "the code or conf/ changed between the runs, so that they do not measure the noise: run it again"
-        )
+        raise ValueError("the code or conf/ changed between the runs, which then measure more than noise: run it again")
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     # runs of A and of B, in the order of their starts: A B B A A B B A ...
     a_rows, b_rows = ([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
@@ -98,10 +96,8 @@ def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -
     """Makes a discarded warm-up run, then 2 n runs with fresh seeds. Returns them, up to the first that failed."""
     seeds = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in seeds]
-    if seeds and not seeds[-1][5:].isdecimal():
-        raise ValueError(f"{seeds[-1]}: the first of {2 * n} seeds: use a whole number, 0 or more")
-    job = prepare(overrides, say=lambda text: say("data", text))
-    first_seed = int(seeds[-1][5:]) if seeds else planning.next_seed(results_root(), {job.config_id})
+    job = prepare([*overrides, *seeds[-1:]], say=lambda text: say("data", text))
+    first_seed = job.config.seed if seeds else planning.next_seed(results_root(), {job.config_id})
     job = job.with_seed(first_seed)
     jobs = [job, *(job.with_seed(seed) for seed in range(first_seed, first_seed + 2 * n))]
     ready.agree(ready.checks(job), anyway, "the noise floor")

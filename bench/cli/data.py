@@ -50,8 +50,7 @@ def main(argv: list[str]) -> int:
             name, fetch = names[0], args.verb == "fetch"
             data = data_config(name, overrides)
             if data.source == "hub" and not fetch:
-                remedy = f"use ./run.sh data fetch {name}"
-                raise ValueError(f"data make {name}: these data are downloaded, not made: {remedy}")
+                raise ValueError(f"data make {name}: downloaded, not made: use ./run.sh data fetch {name}")
             output = _facts(name, datasets.prepare(data, fetch=fetch, say=_say))
             text = _lines(output)
     except ValueError as error:

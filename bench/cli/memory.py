@@ -23,8 +23,7 @@ def main(argv: list[str]) -> int:
     for name in args.snapshot:
         found = [[path] if path.is_file() else pickles.in_folder(path) for path in named.find([name])[0].holders]
         if not any(found):
-            remedy = "record one with instruments=[regions,memory_history], on a GPU"
-            raise ValueError(f"{name}: it holds no memory snapshot; {remedy}")
+            raise ValueError(f"{name}: no memory snapshot: record one on a GPU, instruments=[regions,memory_history]")
         paths += itertools.chain(*found)
     if args.out and len(paths) > 1:
         raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")

@@ -205,8 +205,7 @@ def _requested(args: argparse.Namespace) -> list[str]:
     folder = named.sweep_folder(args.from_sweep).absolute()
     own_arms = [word for word in args.arguments if word[:1].isupper() and word[1:2] in ("=", ".")]
     if own_arms:
-        remedy = "write key=value for all of them, or no --from-sweep"
-        raise ValueError(f"{own_arms[0]}: --from-sweep makes the arms: {remedy}")
+        raise ValueError(f"{own_arms[0]}: --from-sweep makes the arms: write key=value for all of them")
     arms = points.winning_arms(folder, args.top)
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")

@@ -47,8 +47,7 @@ def main(argv: list[str]) -> int:
 def _write(args: argparse.Namespace) -> Made:
     """Returns what --json prints: {"page": path}, {"site": path} or {"pictures": [path]}; {} for printed Markdown."""
     if not args.names and not results_root().is_dir():
-        where = shown(results_root())
-        raise ValueError(f"no runs in {where}/ yet: make one with ./run.sh run, or start with ./speedrun.sh")
+        raise ValueError(f"no runs in {shown(results_root())}/ yet: make one with ./run.sh run or ./speedrun.sh")
     if args.curves or len(args.names) > 1:
         return _curves(args)
     folder = named.folder(args.names[0]) if args.names else results_root()

@@ -103,8 +103,7 @@ def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
 def refuse_no_folder(path: Path | str) -> None:
     """Raises ValueError if a path that should hold runs is not a folder."""
     if not os.path.isdir(path):
-        remedy = "./run.sh table shows those of results/, ./run.sh import reads logs"
-        raise ValueError(f"{path}: is not a folder of runs: {remedy}")
+        raise ValueError(f"{path}: is not a folder of runs: ./run.sh table shows those of results/, import reads logs")
 
 
 def walk(path: str) -> Iterator[str]:

@@ -84,9 +84,8 @@ class Columns:
         """Parses what a user typed; an empty value and null become None.  Raises ValueError if it is no condition."""
         match = CONDITION.fullmatch(typed)
         if not match:
-            if user_path(typed).is_dir():
-                raise ValueError(f"--where {typed} is no condition, but a folder: put folders before --where")
-            raise ValueError(f"--where {typed}: use KEY=VALUE, or one of != < <= > >= instead of =")
+            form = "put folders before --where" if user_path(typed).is_dir() else "or != < <= > >= instead of ="
+            raise ValueError(f"--where {typed}: use KEY=VALUE; {form}")
         key, sign, wanted = match[1], match[2], match[3].rstrip()
         if not wanted and sign not in ("=", "!="):
             raise ValueError(f"--where {typed}: a value must follow {sign}")

@@ -136,8 +136,7 @@ def find_baseline(rows: Sequence[TableRow], terms: Sequence[str], columns: Colum
             matching = whole or [row for row, own in zip(matching, ids) if any(term in name for name in own)]
     if len(matching) != 1:
         count = f"{len(matching)} of {text_table.counted(len(rows), 'row')}" if matching else "no row"
-        remedy = "give part of a run id, a config_id, or KEY=VALUE ... that one row has"
-        raise ValueError(f"{option}: it matches {count}: {remedy}")
+        raise ValueError(f"{option}: it matches {count}: give part of a run id, or KEY=VALUE ... that one row has")
     return matching[0]
 
 

@@ -224,7 +224,7 @@ def check_batch(job: Job, num_gpus: int) -> None:
     seqs = (job.run["hardware"] or {}).get("micro_batch_seqs")
     batch = job.step.num_micro * job.step.num_gpus * (seqs or 0)
     if seqs and (num_gpus > batch or batch % num_gpus):
-        raise ValueError(f"--gpus {num_gpus}: {batch} sequences do not divide among them: name a divisor, or --scaling weak")
+        raise ValueError(f"--gpus {num_gpus}: it does not divide the {batch} sequences of a step; see --scaling weak")
     if seqs and batch // num_gpus < seqs:
         job.assumed.append(f"micro-batches of {batch // num_gpus} sequences take as long for each as those of {seqs}")
         job.unlike = f"micro-batches get smaller, from {seqs} to {batch // num_gpus} sequences"

@@ -116,8 +116,7 @@ class Source:
             if len(head) > HEAD_BYTES:
                 break
         if not head.strip():
-            why = f" ({self.cut})" if self.cut else ""
-            raise NoTrace(f"{self.path}: the file is empty{why}; record the trace again")
+            raise NoTrace(f"{self.path}: the file is empty ({self.cut or 'no bytes'}); record the trace again")
         raise NoTrace(
             f'{self.path}: it is not a Kineto trace: it has no "traceEvents"; '
             "name a .json or .json.gz that torch.profiler wrote"

@@ -169,13 +169,11 @@ def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
         matches = sorted(glob.glob(str(argument), recursive=True))
         named = [Path(argument)] if os.path.exists(argument) else [Path(path) for path in matches]
         if not named:
-            hint = f"give logs ({', '.join(SUFFIXES)}) or folders of them"
-            raise ValueError(f"{argument}: no such file or folder; {hint}")
+            raise ValueError(f"{argument}: no such file or folder; give logs ({', '.join(SUFFIXES)}) or their folders")
         for path in named:
             below = _below(path) if path.is_dir() else [path]
             if not below and len(named) == 1:
-                why = f"none of its files ends in {', '.join(SUFFIXES)}"
-                raise ValueError(f"{argument}: it holds no log: {why}; name a file to read that file anyway")
+                raise ValueError(f"{argument}: none of its files ends in {', '.join(SUFFIXES)}; name a file to read it")
             for file in below:
                 folder_of.setdefault(Path(os.path.realpath(file)), path.resolve() if path.is_dir() else None)
     return list(folder_of.items())
@@ -203,8 +201,7 @@ def read_file(
         raise ValueError(f"{form}: unknown format; choose from {', '.join(NAMES)}")
     with plain_file.opened(path) as file:
         if (num_bytes := os.fstat(file.fileno()).st_size) > MAX_BYTES:
-            size = f"{gib_from_bytes(num_bytes):.1f} GiB"
-            raise ValueError(f"{path}: is {size}, too large for a training log: cut out the part with the metric lines")
+            raise ValueError(f"{path}: is {gib_from_bytes(num_bytes):.1f} GiB, too large: cut out its lines of metrics")
     data = plain_file.content(path, MAX_BYTES)
     runs, facts = reader_of(form).read(data)
     digest = hashlib.sha256(data).hexdigest()
