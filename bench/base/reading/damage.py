@@ -34,8 +34,3 @@ def reading_record(where: object) -> Iterator[None]:
         last = traceback.extract_tb(error.__traceback__)[-1]
         at = f"{Path(last.filename).name}:{last.lineno}"
         raise Damaged(f"{where}: the record lacks something or is damaged ({error!r:.200}, {at})") from None
-
-
-def kind_name(value: object) -> str:
-    """Returns the name of a JSON or YAML value's type, for messages."""
-    return {list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from bench.base.reading.damage import Damaged, kind_name
+from bench.base.reading.damage import Damaged
 from bench.base.reading.plain_file import MAX_BYTES, content
 
 MAX_DEPTH = 64  # levels of nested objects and lists; a run.json has 6
@@ -17,9 +17,7 @@ LONG_RUN = b"0" * (MAX_DIGITS + 1)  # digits of a number or in a string; _check(
 
 def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Returns the object in a JSON file.  kind: see parsed().  Raises Missing or Damaged."""
-    value = parsed(content(path, max_bytes), path, kind)
-    if not isinstance(value, dict):
-        raise Damaged(f"{path}: is not a JSON object but {kind_name(value)}: the file was damaged, restore it")
+    value: dict[str, Any] = parsed(content(path, max_bytes), path, kind or dict)
     return value
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.reading import json_file
-from bench.base.reading.damage import BAD, Damaged, kind_name
+from bench.base.reading.damage import BAD, Damaged
 from bench.base.reading.plain_file import text
 from bench.base.units import MIB
 
@@ -46,9 +46,7 @@ def recorded_text(path: Path | str) -> str:
 
 
 def _mapping(content: str, path: Path | str) -> dict[str, Any]:
-    values = parsed(content, path)
-    if values is not None and not isinstance(values, dict):
-        raise Damaged(f"{path}: is not a mapping but {kind_name(values)}: restore it")
+    values: dict[str, Any] | None = json_file.check_kind(parsed(content, path), dict[Any, Any] | None, path)
     return values or {}
 
 
