@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.api.answers import Answer
 from bench.api.tables import Named, names_for, names_of
@@ -16,6 +16,7 @@ from bench.record import certificates, ledger, named, run_folder
 from bench.web import document
 from bench.web.document import Document
 
+T = TypeVar("T")
 MARKS = {True: ("pass", "good"), None: ("-", "soft"), False: ("FAIL", "bad")}
 
 
@@ -47,10 +48,15 @@ def judge(*runs: Named, track: str | None = None, against: Named | None = None, 
     with tempfile.TemporaryDirectory() as folder:
         names = names_for("judge", runs)
         others = names_of(against) if against is not None else []
-        (judged, *further) = judgements(names, track, others, replayed, Path(folder))
-    if further:
-        raise ValueError(f"{names[0]}: a race of {1 + len(further)} candidates: judge one of them, RACE:ARM")
-    return Judgement(judged[1])
+        _, facts = only(judgements(names, track, others, replayed, Path(folder)), names[0])
+    return Judgement(facts)
+
+
+def only(judged: Sequence[T], name: str) -> T:
+    """Returns the only claim of a name.  Raises ValueError for a race of several candidates."""
+    if len(judged) > 1:
+        raise ValueError(f"{name}: a race of {len(judged)} candidates: name one of them, RACE:ARM")
+    return judged[0]
 
 
 def judgements(
@@ -65,9 +71,7 @@ def judgements(
         if track not in (None, claim.track):
             raise ValueError(f"--track {track}: {name} is on track {claim.track}, and was made to its rules")
         if against:
-            (_, claim.against), *others = claims_of(against, claim.track, folder / "against")
-            if others:
-                raise ValueError(f"--against {against[0]}: a race of several candidates; name one, RACE:B")
+            _, claim.against = only(claims_of(against, claim.track, folder / "against"), f"--against {against[0]}")
         rules = rulebook.check(claim, replayed)
         accepted = None if claim.is_of_logs else True
         if any(rule["passed"] is False for rule in rules):
@@ -106,14 +110,18 @@ def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> li
         return [path for path in paths if path.parent.parent.name != certificates.REPLAYS] or paths
     except ValueError:
         paths = [path for match in named.find(names) for path in match.holders]
-        if folder is None or next(run_folder.find_runs(path for path in paths if path.is_dir()), None):
-            raise
-        from bench.record.importers import dialects, records  # imports numpy, which is not needed to judge records
-
-        form = (claims.track_rules(track).rules.logs if track else None) or "modded-nanogpt"
-        for path, part_of in dialects.files_of(paths):
-            for run, rows in dialects.read_file(path, form, part_of)[0]:
-                records.write(run, rows, folder)
-        if not (folders := list(run_folder.find_runs([folder] if folder.is_dir() else []))):
+        has_records = any(True for path in paths if path.is_dir() for _ in run_folder.find_runs([path]))
+        if has_records or folder is None or not (folders := _of_logs(paths, folder, track)):
             raise
         return folders
+
+
+def _of_logs(paths: Sequence[Path], folder: Path, track: str | None) -> list[Path]:
+    """Writes the runs of logs as records below a folder.  Returns their folders."""
+    from bench.record.importers import dialects, records  # imports numpy, which is not needed to judge records
+
+    form = (claims.track_rules(track).rules.logs if track else None) or "modded-nanogpt"
+    for path, part_of in dialects.files_of(paths):
+        for run, rows in dialects.read_file(path, form, part_of)[0]:
+            records.write(run, rows, folder)
+    return list(run_folder.find_runs([folder] if folder.is_dir() else []))

@@ -34,19 +34,17 @@ def main(argv: list[str]) -> int:
 def _judged(args: argparse.Namespace, folder: Path) -> int:
     """Judges and prints the claims. folder: an empty folder for logs. Returns the exit code."""
     judged = judging.judgements(args.runs, args.track, args.against or (), args.replayed, folder)
-    for claim, _ in judged:
-        if args.claim and claim.is_of_logs:
-            raise ValueError(f"--claim {args.claim}: a claim needs records and their ledger; these are logs")
+    claim, _ = judging.only(judged, f"--claim {args.claim}") if args.claim else judged[0]
+    if args.claim and claim.is_of_logs:
+        raise ValueError(f"--claim {args.claim}: a claim needs records and their ledger; these are logs")
     verdicts = [facts for _, facts in judged]
     if args.json:
         print(json.dumps(verdicts[0] if len(verdicts) == 1 else verdicts, indent=1))
     else:
         print("\n\n".join(map(_text, verdicts)))
     if args.claim:
-        if len(judged) > 1:
-            raise ValueError(f"--claim {args.claim}: the race has {len(judged)} candidates: name one, as RACE:B")
         gated = publication.Gated((lambda leaving: None) if args.json else publish.show_leaving, args.allow)
-        claim_folder.write(args.claim, judged[0][0], gated)
+        claim_folder.write(args.claim, claim, gated)
         if not args.json:
             print(f"{'claim':>8}  {args.claim}: {_next(verdicts[0], args.claim)}")
     return 1 if any(verdict["accepted"] is False for verdict in verdicts) else 0
