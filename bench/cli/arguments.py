@@ -85,19 +85,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError with argparse's message in this program's words."""
+        raise ValueError(self._sentence(message))
+
+    def _sentence(self, message: str) -> str:
         if message.startswith(LACKS) and (unknown := self._first_unknown()):  # perhaps the missing argument, misspelt
-            raise ValueError(self._unknown(unknown))
-        choice = CHOICE.fullmatch(message)
-        if choice:
+            return self._unknown(unknown)
+        if choice := CHOICE.fullmatch(message):
             option, value, names = choice.groups()
             names = [name.strip(" '\"") for name in names.split(",")]
-            raise ValueError(f"{option} {value}: {did_you_mean(value, names)}choose from {', '.join(names)}")
+            return f"{option} {value}: {did_you_mean(value, names)}choose from {', '.join(names)}"
         if message.startswith(UNKNOWN):
-            raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
+            return self._unknown(message.removeprefix(UNKNOWN).split()[0])
         if "ignored explicit argument" in message:  # argparse reads -model=gpt2 as -m
             short = [word for word in self._given if re.match(r"-\w+[^=]*=", word)]
-            raise ValueError(self._unknown(short[0]) if short else f"{message.split()[1]} it takes no value: omit that")
-        raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
+            return self._unknown(short[0]) if short else f"{message.split()[1]} it takes no value: omit that"
+        return f"{message.removeprefix('argument ')}; {self.prog} --help says more"
 
     def _first_unknown(self) -> str | None:
         """Returns the first option on the command line that does not exist, even abbreviated; None if all exist."""
