@@ -60,7 +60,7 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "faster:1%"], "--fail-on faster:1%: use"),
         (["empty", "empty"], "it holds no run folder and no training log"),
         (["damaged"], "race.json: "),
-        ([], "each of these 10 words is one run"),  # a glob that the shell took apart
+        ([], "10 words are one run each"),  # a glob that the shell took apart
     ],
 )
 def test_a_users_mistake_says_what_to_type(arms, results, arguments, sentence):

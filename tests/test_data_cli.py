@@ -82,7 +82,7 @@ def test_a_damaged_file_is_exit_code_1(capsys, root):
         (["make", "markov", "data.train_tokens"], "a setting is data.KEY=VALUE"),
         (["make", "markov", "data.markov_lags=[1"], "data.markov_lags=[1: the value is not yaml"),
         (["make", "markov", "data.train_glob=x"], "data.train_glob=x: it has no effect with source markov"),
-        (["show", "data.train_glob=x"], "show data.train_glob=x: name the data as well, one of"),
+        (["show", "data.train_glob=x"], "show data.train_glob=x: name one of"),
         (["show", "nonsense"], "nonsense: unknown data"),
         (["show", "nosuch.bin"], "nosuch.bin: there is no such file; name one, or one of fineweb10B"),
         (["show", "notes.txt"], "notes.txt: a file, and not a .bin of tokens; choose from"),

@@ -278,7 +278,7 @@ def test_a_study_from_elsewhere_or_of_two_codes_is_refused(tmp_path, monkeypatch
     run = run_folder.read(sweep.points(folder)[0].folder)
     run["code"]["source_sha256"] = "0" * 64
     (sweep.points(folder)[0].folder / "run.json").write_text(json.dumps(run))
-    with pytest.raises(ValueError, match="AdamW: its code changed between its trials: remove this folder"):
+    with pytest.raises(ValueError, match="the code of AdamW changed between its trials: remove it"):
         sweep.trials(folder, kept)
 
 

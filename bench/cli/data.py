@@ -36,16 +36,14 @@ def main(argv: list[str]) -> int:
     overrides = [word for word in args.arguments if word.startswith("data.")]
     choices = groups.choices("data")
     try:
+        if len(names) != 1 and (args.verb != "show" or (overrides and not names)):
+            raise ValueError(f"{' '.join([args.verb, *args.arguments])}: name one of {', '.join(choices)}")
         if args.verb == "show" and not names:
-            if overrides:
-                raise ValueError(f"show {' '.join(overrides)}: name the data as well, one of {', '.join(choices)}")
             output: Any = [_listed(name) for name in choices]
             text = text_table.render((), map(_row, output))
         elif args.verb == "show":
             output = [_shown(name, overrides) for name in names]
             text = "\n\n".join(map(_lines, output))
-        elif len(names) != 1:
-            raise ValueError(f"{' '.join([args.verb, *names])}: name one of {', '.join(choices)}")
         else:
             name, fetch = names[0], args.verb == "fetch"
             data = data_config(name, overrides)

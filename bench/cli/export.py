@@ -20,12 +20,15 @@ from bench.record import named
 from bench.record.exporters import formats, postgres
 
 POSTGRES = "postgres"
+OUT = {"parquet": "FILE.parquet", POSTGRES: "postgresql://HOST/DATABASE"}  # {form that needs --out: what it names}
 FORMS = ("csv", "parquet", "mllog", "modded-nanogpt", POSTGRES)
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 2 usage error."""
     args = _parser().parse_args(argv)
+    if args.to in OUT and not args.out:
+        raise ValueError(f"--to {args.to}: it cannot be printed: add --out {OUT[args.to]}")
     if args.to == POSTGRES:
         return _to_postgres(args)
     folders = named.runs(args.run)
@@ -33,8 +36,6 @@ def main(argv: list[str]) -> int:
     if args.steps and args.to not in ("csv", "parquet"):
         raise ValueError(f"--steps with --to {args.to}: it is for csv, parquet and postgres: omit it")
     if args.to == "parquet":
-        if out is None:
-            raise ValueError("--to parquet: the format is binary: name a file with --out FILE.parquet")
         formats.write_parquet(formats.rows_of(folders, args.steps), out)
         print(shown(out))
     elif out is None:
@@ -56,8 +57,6 @@ def _text(form: str, folders: Sequence[Path], with_steps: bool) -> str:
 
 
 def _to_postgres(args: argparse.Namespace) -> int:
-    if not args.out:
-        raise ValueError("--to postgres: name the database with --out postgresql://HOST/DATABASE")
     folders = named.runs(args.run)
     steps = formats.rows_of(folders, with_steps=True) if args.steps else None
     exported, left_out = postgres.export(args.out, named.store_of(args.run), steps)

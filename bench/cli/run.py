@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         from bench.cli import sweeping
 
         with console.output(args.quiet, args.json):
-            forecast = sweeping.forecast(args, _points(args))
+            forecast = sweeping.forecast(args, _listed(args))
         if args.json:
             print(json.dumps(forecast, indent=1))
         return 0
@@ -107,6 +107,13 @@ def _points(args: argparse.Namespace) -> list[list[str]] | None:
     return multirun.points(args.overrides, this_machine())
 
 
+def _listed(args: argparse.Namespace) -> list[list[str]]:
+    """Returns _points().  Raises ValueError for a search."""
+    if (points := _points(args)) is None:
+        raise ValueError("-m: a search has no list of points: omit -m, or list values, as in optim.lr=0.001,0.002")
+    return points
+
+
 def _show_cfg(args: argparse.Namespace) -> None:
     """Prints --cfg: our settings with their meanings; Hydra's own as Hydra prints them."""
     if args.cfg != "job":
@@ -114,10 +121,7 @@ def _show_cfg(args: argparse.Namespace) -> None:
 
         multirun.show_cfg(args.overrides, args.cfg, this_machine())
         return
-    points = _points(args)
-    if points is None:
-        raise ValueError("-m --cfg job: a search has no list of points: omit -m to see what they share")
-    for point in points:
+    for point in _listed(args):
         header = f"---\n# {' '.join(point)}\n" if args.multirun else ""
         print(header + explain.commented(requested_config(point), explain.Origins(point, this_machine())), end="")
 

@@ -62,13 +62,11 @@ def _run(folder: Path, args: argparse.Namespace, command: list[str], is_new: boo
     return _end(folder, why)
 
 
-def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[dict[str, Any]]:
+def forecast(args: argparse.Namespace, points: list[list[str]]) -> list[dict[str, Any]]:
     """Prints --dry-run: each run, whether it is complete already, and how long the others take.
 
-    points: the overrides of each; raises ValueError for None, from a search. Returns what --json prints.
+    points: the overrides of each. Returns what --json prints.
     """
-    if points is None:
-        raise ValueError("--dry-run: a search has no list of points: list values, as in optim.lr=0.001,0.002")
     jobs = [prepare(point, say=lambda text: say("data", text)) for point in points]
     complete = complete_before(jobs) if args.multirun else {}
     known_s = earlier_s({job.config.track.name for job in jobs}, [job.config_id for job in jobs])

@@ -49,8 +49,7 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package = importlib.import_module(top)
         own = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run CODE is a copy
         if not (package.__file__ or "").startswith(tuple(map(str, own))):
-            remedy = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
-            raise ImportError(f"{remedy} ({package.__file__})")
+            raise ImportError(f"{package.__file__}: {spec.name} needs the harness's module {top}: rename this one")
         module = importlib.import_module(origin)
         self._first_specs[spec.name] = module.__spec__
         return module

@@ -71,8 +71,7 @@ def arms_from_words(arguments: Sequence[str], on_error: OnError = None) -> list[
         return selected.arms_of_race(only)
     arms = [selected.arm(group) for group in selected.groups]
     if len(arms) > 2 and SEPARATOR not in arguments and all(len(arm.rows) == 1 for arm in arms):
-        remedy = "put quotes around a glob ('results/*/*-s?'), or write A1 A2 A3 vs B1 B2 B3"
-        raise ValueError(f"each of these {len(arms)} words is one run, and one run has no spread: {remedy}")
+        raise ValueError(f"{len(arms)} words are one run each, without a spread: quote a glob, or write A1 A2 vs B1 B2")
     return arms
 
 

@@ -111,8 +111,7 @@ def read(folder: Path | str) -> Race:
     """Returns the race.json of a folder.  Raises ValueError if it is missing or damaged."""
     path = Path(folder) / "race.json"
     if not path.is_file():
-        name = Path(folder).name
-        raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
+        raise ValueError(f"{path.parent.name}: it has no race.json, it has not ended: race --resume or --look names it")
     with reading_record(path):
         return cast(Race, json_file.read(path, Race))
 

@@ -179,16 +179,14 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
         if not run:
             continue
         if code_of.setdefault(name, run["code"]["source_sha256"]) != run["code"]["source_sha256"]:
-            why = "its code changed between its trials: remove this folder and repeat the command, which begins anew"
-            raise ValueError(f"{Path(folder).name}: {name}: {why}")
+            raise ValueError(f"{folder}: the code of {name} changed between its trials: remove it, repeat the command")
         loss = trial_metric(run, metric)
         if (run["failure"] or {}).get("kind") == "non_finite_loss":
             loss = metric.sign * math.inf
         elif run["status"] != "complete":
             continue
         elif run["validity"] == "invalid" or loss is None:
-            why = "; ".join(run["validity_reasons"])
-            raise ValueError(f"{name}: its trial {run['run_id']} has no {metric.name} to compare: {why}")
+            raise ValueError(f"{name}: {run['run_id']} has no {metric.name}: {'; '.join(run['validity_reasons'])}")
         metric_by_value[name][float(values(point.overrides)[study["tune"]])] = float(loss)
     return {name: dict(sorted(tried.items())) for name, tried in metric_by_value.items()}
 

@@ -13,10 +13,8 @@ if Path(__file__).resolve().parent == _CHECKOUT / "bench" / "api" / "importable"
     sys.path.append(str(_CHECKOUT))  # last, so that a user's own module called bench is still found first
     _bench = importlib.import_module("bench")
     if not Path(str(_bench.__file__)).is_relative_to(_CHECKOUT):
-        remedy = "rename it, or start Python in another folder"
-        raise ImportError(
-            f"the harness needs its package bench, and a module of yours has that name: {remedy}: {_bench.__file__}"
-        )
+        remedy = "its name is that of the harness's package: rename it, or start Python in another folder"
+        raise ImportError(f"{_bench.__file__}: {remedy}")
     _api = importlib.import_module("bench.api")
 else:
     _api = importlib.import_module("speedrun_bench.api")

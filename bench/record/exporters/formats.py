@@ -184,8 +184,7 @@ def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
     config = yaml_file.recorded(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
     num_steps: int | None = (config.get("goal") or {}).get("num_steps")
     if num_steps is None:
-        problem = f"status={run['status']}, and it does not say how many steps it was to have"
-        raise ValueError(f"{run['run_id']}: {problem}: export it --to csv")
+        raise ValueError(f"{run['run_id']}: {run['status']}, of an unknown number of steps: export it --to csv")
     return num_steps
 
 
