@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.base.reading import patterns, plain_file, yaml_file
+from bench.base.reading import json_file, patterns, plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import GIB, gib_from_bytes
 from bench.record.importers import consoles, modded_nanogpt, programs, records
@@ -117,13 +117,12 @@ def read_yaml(path: str, where: str) -> dict[str, Any]:
 
 
 def _patterns(described: Mapping[str, Any], where: str) -> Patterns:
+    remedy, chosen = "give the patterns step and val, and first_step: 0 where it counts from 0", dict(described)
     if not {"step", "val"} & set(described) or set(described) - {"step", "val", "first_step"}:
-        raise ValueError(f"{where}: give the patterns step and val, and first_step: 0 where it counts from 0")
-    first_step = described.get("first_step", 1)
-    if type(first_step) is not int:
-        raise ValueError(f"{where}: first_step={first_step!r}: give a whole number, 0 or 1")
-    names = [name for name in ("step", "val") if name in described]
-    return Patterns([_pattern(f"{where}: {name}", described[name]) for name in names], first_step)
+        raise ValueError(f"{where}: {remedy}")
+    first_step = json_file.check_kind(chosen.pop("first_step", 1), int, f"{where}: first_step", remedy)
+    json_file.check_kind(chosen, dict[str, str], where, remedy)
+    return Patterns([_pattern(f"{where}: {name}", chosen[name]) for name in sorted(chosen)], first_step)
 
 
 def edge(described: Mapping[str, Any]) -> tuple[str, int]:
