@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.api import plotting
 from bench.api.answers import Answer
@@ -15,6 +15,8 @@ from bench.web.document import Document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 
 class Comparison(Answer):
@@ -31,31 +33,27 @@ class Comparison(Answer):
     @property
     def verdict(self) -> str:
         """faster, slower, better, worse, equivalent, inconclusive, not_interleaved or not_comparable."""
-        return self._only["verdict"]
+        return only(self.against)["verdict"]
 
     @property
     def sentence(self) -> str:
         """The verdict as a sentence."""
-        return self._only["words"]
+        return only(self.against)["words"]
 
     @property
     def change_pct(self) -> float | None:
         """Change of the geometric mean of train_s in percent; negative means faster.  None if an arm has no time."""
-        return self._only["time"]["change_pct"]
+        return only(self.against)["time"]["change_pct"]
 
     @property
     def ci95_pct(self) -> list[float] | None:
         """The 95 % interval of change_pct, [low, high]; None for too few runs."""
-        return self._only["time"]["ci95_pct"]
+        return only(self.against)["time"]["ci95_pct"]
 
     @property
     def change_of_loss(self) -> float | None:
         """Change of the mean of the goal's metric, in its unit (val_loss: nats per token); None if an arm has none."""
-        return self._only["val_loss"]["change"]
-
-    @property
-    def _only(self) -> compare_verdict.Comparison:
-        return only(self.against)
+        return only(self.against)["val_loss"]["change"]
 
     def plot(self) -> "Figure":
         """Plot the changes with their 95 % intervals, and the arms' curves.  Needs matplotlib."""
@@ -112,7 +110,7 @@ def compare(
     return Comparison(chosen, compared)
 
 
-def only(against: Mapping[str, Any]) -> Any:
+def only(against: Mapping[str, T]) -> T:
     """Returns the facts of the only candidate.  Raises ValueError if there are several."""
     if len(against) > 1:
         raise ValueError(f"{len(against)} candidates, {', '.join(against)}: read .against[NAME], a dict for each")

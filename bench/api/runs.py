@@ -146,8 +146,7 @@ class Runs(Sequence[Run]):
         goal = curves.metric_of(run.record.get("goal") for run in self._runs)
         known_y = list(dict.fromkeys((goal.name, *curves.Y_LABELS)))
         if y not in known_y or x not in curves.X_LABELS:
-            choices = f"y is {', '.join(known_y)}; x is {', '.join(curves.X_LABELS)}"
-            raise ValueError(f"plot(y={y!r}, x={x!r}): {choices}")
+            raise ValueError(f"plot(y={y!r}, x={x!r}): y is {', '.join(known_y)}; x is {', '.join(curves.X_LABELS)}")
         goal = goal if y == goal.name else VAL_LOSS
         drawn = {run.id: [curves.curves_of_run(run.folder, score=goal.name)] for run in self._runs}
         return plotting.figure(curves.charts_of(drawn, [(f"{y} by {x}", y, x)], goal))
