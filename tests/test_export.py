@@ -145,7 +145,7 @@ def test_parquet_is_read_back(tmp_path):
 
 
 def test_wrong_use_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="name a file with --out"):
+    with pytest.raises(ValueError, match="--to parquet: it cannot be printed: add --out FILE.parquet"):
         export.main([str(COMPLETE), "--to", "parquet"])
     with pytest.raises(ValueError, match="there is no run.json in or below it"):
         export.main([str(tmp_path), "--to", "csv"])

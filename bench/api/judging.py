@@ -96,7 +96,7 @@ def claims_of(
         if chosen.claim:
             return [(names[0], claim_folder.read(chosen.claim))]
         if claim_folder.lacks_claim(chosen.paths[0]):
-            raise ValueError(f"{chosen.paths[0]}: its README.md has a claim's table: restore claim.yaml beside it")
+            raise ValueError(f"{chosen.paths[0]}: its README.md has a claim's table, claim.yaml is missing: restore it")
     return [(" ".join(names), claims.from_folders(_folders(names, folder, track), track=track))]
 
 
