@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_418,
-    "config": 3_284,
-    "machine": 4_518,
-    "data": 1_696,
-    "record": 7_460,
+    "base": 2_430,
+    "config": 3_321,
+    "machine": 4_526,
+    "data": 1_669,
+    "record": 7_497,
     "web": 1_149,
-    "analysis": 8_297,
-    "training": 8_854,
-    "compare": 3_501,
-    "launch": 7_390,
-    "report": 4_694,
-    "plans": 9_559,
-    "claims": 3_438,
+    "analysis": 8_281,
+    "training": 8_847,
+    "compare": 3_505,
+    "launch": 7_371,
+    "report": 4_690,
+    "plans": 9_595,
+    "claims": 3_479,
     "api": 1_352,
-    "cli": 4_593,
-    "models": 3_448,
-    "tests": 57_206,
+    "cli": 4_592,
+    "models": 3_442,
+    "tests": 57_360,
 }
 SLACK = 250
 
