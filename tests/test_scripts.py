@@ -199,6 +199,14 @@ def test_a_metric_whose_last_value_is_no_number_fails_the_run(tmp_path):
     assert (failure["kind"], failure["message"]) == ("non_finite_loss", message)
 
 
+def test_a_sweep_over_scripts_has_other_settings_of_scripts(tmp_path):
+    paths = [shutil.copytree(scripted.NANO.parent, tmp_path / name) / scripted.NANO.name for name in "ab"]
+    swept = f"script.path={','.join(map(str, paths))}"
+    real_runs.bench(tmp_path / "results", "run", "-m", *NANO, swept, code=0)
+    names = {real_runs.run_json(folder)["name"] for folder in real_runs.folders(tmp_path / "results")}
+    assert names == {"a-train", "b-train"}
+
+
 def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_are_not_copied_again(tmp_path):
     script, data = tmp_path / "train.py", tmp_path / "data"
     lines = ["import glob, os", "for split in ('train', 'val'): open(f'data/{split}.bin', 'rb').read(10)"]
