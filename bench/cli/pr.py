@@ -25,6 +25,7 @@ from typing import Any
 from bench.base import atomic, private
 from bench.base.paths import REPO, brief, shown, user_path
 from bench.base.reading import plain_file
+from bench.base.text_table import counted
 from bench.claims import claim as claims
 from bench.claims import pull_request
 from bench.claims.rules import pull_requests, rulebook
@@ -95,9 +96,13 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     def wants(row: Row) -> bool:
         return rules.gpu is None or row["device"] == f"{rules.num_gpus or 1} x {rules.gpu}"
 
-    candidate, bases, others, choice = pull_request.sides_of(
-        logs, known_names, own_keys, wants, args.candidate or "", args.baseline or ""
-    )
+    try:
+        candidate, bases, others, choice = pull_request.sides_of(
+            logs, known_names, own_keys, wants, args.candidate or "", args.baseline or ""
+        )
+    except ValueError as error:
+        lacking = f"; {counted(len(incomplete), 'log')} hold no complete run" if incomplete else ""
+        raise ValueError(f"{error}{lacking}") from None
     pull = PullRequest(
         name, standard.track, candidate, bases[0] if bases else None, bool(bases), others, len(incomplete)
     )
