@@ -88,7 +88,7 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, answer_of):
     assert (counts["files"], counts["runs"], counts["duplicates"]) == (2, 2, 1)
     (logs / "none").mkdir()
     (logs / "none" / "read.me").write_text(LOG)
-    for word, what in (("none", "none of its files ends"), ("*.csv", "no such file"), ("missing", "no such file")):
+    for word, what in (("none", "it holds no log"), ("*.csv", "no such file"), ("missing", "no such file")):
         with pytest.raises(ValueError, match=what):
             import_logs.main(["modded-nanogpt", word])
     assert import_logs.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
