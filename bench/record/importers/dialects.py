@@ -172,7 +172,7 @@ def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
         for path in named:
             below = _below(path) if path.is_dir() else [path]
             if not below and len(named) == 1:
-                raise ValueError(f"{argument}: it holds no log, which ends in {', '.join(SUFFIXES)}; name a file to read it")
+                raise ValueError(f"{argument}: it holds no log, which ends in {', '.join(SUFFIXES)}; or name a file")
             for file in below:
                 folder_of.setdefault(Path(os.path.realpath(file)), path.resolve() if path.is_dir() else None)
     return list(folder_of.items())
