@@ -202,7 +202,7 @@ def test_other_conditions_to_fail_on(noisy, capsys):
     assert compare.main([*arguments, "loss"]) == 1  # from -0.00133 to +0.00453 nats: a rise of 0.002 is possible
     assert "val_loss by 0.002 nats is not excluded (95 % interval -0.00133 to +0.00453 nats" in capsys.readouterr().err
     assert compare.main([*arguments, "loss", "--fail-if", "shown"]) == 0
-    with pytest.raises(ValueError, match="add --fail-on slower:0.5%"):
+    with pytest.raises(ValueError, match="--fail-if: it needs --fail-on: add it"):
         compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-if", "shown"])
 
 
