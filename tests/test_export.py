@@ -53,10 +53,26 @@ def test_a_file_of_a_record_is_not_replaced(tmp_path, form):
         before = (tmp_path / name).read_bytes()
         with pytest.raises(ValueError, match="is a file of a record, which is not replaced"):
             export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / name)])
+        (tmp_path / "by_link").unlink(missing_ok=True)
+        (tmp_path / "by_link").symlink_to(tmp_path / name)
+        with pytest.raises(ValueError, match="is a file of a record, which is not replaced"):
+            export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / "by_link")])
         assert (tmp_path / name).read_bytes() == before
     (tmp_path / "mine" / "code").mkdir(parents=True)
     for name in ("mine/steps.csv", "mine/code/steps.csv", "run/steps.mine.csv", "run/memory/page.html"):
         assert export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / name)]) == 0
+
+
+def test_what_is_no_file_is_not_replaced_and_a_link_is_followed(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_folder").symlink_to("folder")
+    (tmp_path / "latest.json").symlink_to("of_today.json")
+    for name in ("folder", "pipe", "to_folder"):
+        with pytest.raises(ValueError, match="is no file, and would be replaced"):
+            export.main([str(COMPLETE), "--to", "csv", "--out", str(tmp_path / name)])
+    assert export.main([str(COMPLETE), "--to", "csv", "--out", str(tmp_path / "latest.json")]) == 0
+    assert (tmp_path / "latest.json").is_symlink() and (tmp_path / "of_today.json").read_text()
 
 
 def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):

@@ -39,10 +39,11 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises ValueError if the file
     cannot be written or belongs to a record (see refuse_record), and for a page that would replace anything but a page.
     """
+    is_link = path.is_symlink() and path.parts[:2] != ("/", "dev")  # what it leads to is written, as a shell's > does
+    path = Path(os.path.realpath(path)) if is_link else path
     refuse_record(path, option)
     content = content.encode() if isinstance(content, str) else content
     begins, has_title, _ = content.partition(b"<title>")  # as every page of bench/web/page.py
-    path = Path(os.path.realpath(path)) if path.is_symlink() and path.parts[:2] != ("/", "dev") else path
     is_device = path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir()
     if path.exists() and not (path.is_file() or is_device):
         raise ValueError(f"{option} {path}: is no file, and would be replaced; name another path")
