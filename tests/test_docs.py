@@ -138,7 +138,7 @@ def test_the_yaml_of_the_docs_is_what_its_readers_take(tmp_path):
     assert "plan  9 runs" in real_runs.bench(tmp_path, *options, code=0).stdout
     assert shares.budgets(Queue(tmp_path / "queue")).users == {"ann": shares.Limits(gpu_hours=2000.0)}
     (tmp_path / "my.yaml").write_text(*files.pop("scripts.md"))
-    assert dialects.reader_of(str(tmp_path / "my.yaml"))
+    assert dialects.reader_of(dialects.read_yaml(str(tmp_path / "my.yaml"), "my.yaml"))
     jobs = yaml.safe_load(github)["jobs"]
     step = jobs["speed"]["steps"][1]
     assert yaml.safe_load(pages)["pages"]["needs"] in jobs

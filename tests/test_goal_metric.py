@@ -485,8 +485,10 @@ def test_metrics_of_one_name_are_different_if_their_direction_or_pattern_is():
     rows += [rows[0] | {"metric_direction": "lower"}, rows[0] | {"config": ()}]
     ids = [effects._metric_id(row | {"metric_unit": ""}) for row in rows]
     assert len(set(ids)) == 4 and ids[0] == ids[-1]
-    own = [(json.dumps({"script.lines.val": pattern}),) for pattern in ("val (.*)", "ema (.*)")]
-    assert len({effects._metric_id(rows[0] | {"metric_unit": "", "config": config}) for config in (*own, ())}) == 3
+    lines = [{"script.lines.val": "(?P<accuracy>.*)"}, {"script.lines.step": "ema (?P<accuracy>.*)"}]
+    lines.append({"script.lines.step": "it (?P<step>.*)"})  # which says nothing of the metric
+    own = [effects._metric_id(rows[-1] | {"metric_unit": "", "config": (json.dumps(each),)}) for each in lines]
+    assert len({*own, ids[0]}) == 3 and own[-1] == ids[0]
 
 
 @pytest.mark.parametrize("pattern", [r"(x+x+)+y(?P<value>\S+)", r"(?:x|xx)*(?P<value>\d)", r"((?P<value>x?)){50}y"])

@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_430,
+    "base": 2_431,
     "config": 3_321,
-    "machine": 4_526,
+    "machine": 4_615,
     "data": 1_669,
     "record": 7_497,
     "web": 1_149,
     "analysis": 8_281,
     "training": 8_847,
-    "compare": 3_505,
+    "compare": 3_506,
     "launch": 7_371,
     "report": 4_690,
-    "plans": 9_595,
-    "claims": 3_479,
+    "plans": 9_603,
+    "claims": 3_520,
     "api": 1_352,
-    "cli": 4_594,
+    "cli": 4_601,
     "models": 3_442,
-    "tests": 57_368,
+    "tests": 57_450,
 }
 SLACK = 250
 

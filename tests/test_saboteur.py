@@ -1,11 +1,14 @@
 """A contestant that burns the other arm's cores between its own runs: found, named, and the race is refused."""
 
 import contextlib
+import marshal
 import os
+import py_compile
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import claimed
@@ -17,7 +20,7 @@ from test_sandbox import needs_one
 from bench.api import comparing
 from bench.cli import race
 from bench.cli.main import main as bench
-from bench.machine import environment, processes
+from bench.machine import environment, processes, python_code
 from bench.plans.race import arm_process
 from bench.record import validity
 
@@ -146,6 +149,50 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
     assert changed() == ["the limits of the control groups"]
     (packages / "torch/a.py").write_text("import time")
     assert changed() == ["the limits of the control groups", f"the Python code in {packages}"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text("#!/bin/sh\nexec python3")
+    assert changed()[-1] == f"the interpreter {tmp_path}/bin/python"
+
+
+def test_a_package_that_is_a_link_is_watched_too(tmp_path):
+    """As uv, conda and stow install them."""
+    packages, store = tmp_path / "lib/python3.11/site-packages", tmp_path / "store/net"
+    packages.mkdir(parents=True)
+    store.mkdir(parents=True)
+    (store / "a.py").write_text("")
+    (packages / "net").symlink_to(store)
+    (store / "loop").symlink_to(packages)
+    before = python_code.states([f"{tmp_path}/bin/python"])
+    (store / "a.py").write_text("import time")
+    after = python_code.states([f"{tmp_path}/bin/python"])
+    assert [name for name in after if after[name] != before[name]] == [f"the Python code in {packages}"]
+
+
+def test_bytecode_that_is_not_its_sources_is_found(tmp_path, monkeypatch):
+    """A cheat: a .pyc that Python takes for that of an unchanged source."""
+    packages = tmp_path / "lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    monkeypatch.setattr(python_code, "_folders", lambda interpreters: {str(packages)})
+    source, since_s, known = packages / "helper.py", time.time(), set()
+    source.write_text("def f(x):\n    return [x for x in range(3)]\n")
+
+    def forged():
+        return python_code.forged_bytecode([], since_s, known)
+
+    honest = Path(py_compile.compile(str(source)))
+    assert forged() is None and known == {(str(honest), honest.stat().st_ctime_ns)}
+    assert py_compile.compile(str(source), optimize=2) and forged() is None
+    content = honest.read_bytes()
+    other = compile("import time\ntime.sleep(1)", str(source), "exec")
+    honest.write_bytes(content[:16] + marshal.dumps(other))
+    assert forged() == str(honest)
+    honest.write_bytes(content[:8] + bytes(8) + marshal.dumps(other))  # of another state of the source: it is not used
+    assert forged() is None
+    honest.write_bytes(content[:4] + b"\x01" + bytes(11) + marshal.dumps(other))  # unchecked: used always
+    assert forged() == str(honest)
+    honest.write_bytes(b"damaged")
+    assert forged() == str(honest)
+    assert python_code.forged_bytecode([], time.time() + 9, set()) is None
 
 
 STARVED = """

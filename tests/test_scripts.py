@@ -188,14 +188,15 @@ def test_an_edit_of_a_dialect_of_ones_own_is_another_config_and_its_patterns_are
         prepare.prepare([*setup[:-1], *lines, "goal.metric=val_bpb"])
 
 
-def test_a_metric_whose_last_value_is_no_number_fails_the_run(tmp_path):
+@pytest.mark.parametrize("number", ["nan", "5e+307"])
+def test_a_metric_whose_last_value_is_no_number_fails_the_run(tmp_path, number):
     """Else such runs, the bad ones, would not count."""
     prints = "for step in range(3): print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
-    (tmp_path / "train.py").write_text(f"{prints}\nprint('accuracy nan')\n")
+    (tmp_path / "train.py").write_text(f"{prints}\nprint('accuracy {number}')\n")
     goal = ["goal.metric=accuracy", "goal.metric_direction=higher", r"goal.metric_pattern='accuracy (?P<value>\S+)'"]
     alone = ["script.torchrun=false", "track=free", *goal]
     failure = real_runs.run_json(scripted.run(tmp_path / "results", tmp_path / "train.py", *alone, expect=1))["failure"]
-    message = "the last accuracy that the script printed is nan, at step 2"
+    message = f"the last accuracy that the script printed is {number}, at step 2"
     assert (failure["kind"], failure["message"]) == ("non_finite_loss", message)
 
 

@@ -318,8 +318,9 @@ def _metric_id(row: Row) -> tuple[str, ...]:
     """Returns what must be equal for two metrics to be one: name, direction, the pattern of a script's lines."""
     metric, config = metric_of([row]), row.get("config") or ()
     pattern = configs.group(config, "goal").get("goal.metric_pattern")
-    pattern = pattern or configs.group(config, "script").get("script.lines.val")
-    return metric.name, metric.direction, *([f"by {pattern!r}"] if pattern else [])
+    lines = configs.group(config, "script").items()  # of one's own
+    own = [text for key, text in lines if key.startswith("script.lines.") and f"(?P<{metric.name}>" in str(text)]
+    return metric.name, metric.direction, *(f"by {text!r}" for text in ([pattern] if pattern else own))
 
 
 def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[str]) -> Iterator[str]:

@@ -4,16 +4,13 @@ No host name, user name, home path or remote URL leaves this module: values pass
 through private.salted_hash.  Nothing here fails because a GPU, a driver, git or /proc is missing: the fact is None.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import platform
 import re
 import resource
-import site
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base import credentials, private
 from bench.base.paths import CHECKOUT, REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
-from bench.machine import gpus, leases
+from bench.machine import gpus, leases, python_code
 
 if TYPE_CHECKING:
     from bench.config.schema import HardwareConfig
@@ -197,8 +194,7 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
     """Returns what the runs of a race get from this process and from the installed Python, by name.
 
     Another process of the same user may change it, and the runs of one arm must not change it for those of the other.
-    pythons: the paths of further interpreters.  Of packages, the number of files and the last change are compared,
-    which takes a tenth of a CPU second for 20,000 files.
+    pythons: as in python_code.states().
     """
     facts: dict[str, Any] = {"the priority": os.getpriority(os.PRIO_PROCESS, 0)}
     if hasattr(os, "sched_getaffinity"):
@@ -209,34 +205,7 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
     facts["the limits of the control groups"] = [
         [text_of(group / limit) for limit in CPU_LIMITS] for group in _cgroups("cpu")
     ]
-    return facts | {f"the Python code in {folder}": state for folder, state in _python_code(pythons).items()}
-
-
-def python_sha256(pythons: Iterable[str] = ()) -> str:
-    """Returns a hash of the state of the installed Python code, as of surroundings(), which outlives the process."""
-    return hashlib.sha256(json.dumps(_python_code(pythons), sort_keys=True).encode()).hexdigest()
-
-
-def _python_code(pythons: Iterable[str]) -> dict[str, tuple[int, int]]:
-    folders = {site.getusersitepackages(), *site.getsitepackages()}
-    folders |= set(map(str, Path(site.getuserbase()).glob("lib/python*/site-packages")))  # of any version
-    folders |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    prefixes = [Path(python).parent.parent for python in pythons]
-    folders |= {str(path) for prefix in prefixes for path in prefix.glob("lib/python*/site-packages")}
-    return {private.redact(folder, REPO): _last_change(folder) for folder in folders}
-
-
-def _last_change(folder: str) -> tuple[int, int]:
-    """Returns (number of files below a folder, st_ctime_ns of the one that was changed last), without __pycache__."""
-    num_files, last_ns, folders = 0, 0, [folder]
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if not entry.is_dir(follow_symlinks=False):
-                    num_files, last_ns = num_files + 1, max(last_ns, entry.stat(follow_symlinks=False).st_ctime_ns)
-                elif entry.name not in ("__pycache__", "site-packages", "test"):
-                    folders.append(entry.path)
-    return num_files, last_ns
+    return facts | python_code.states(pythons)
 
 
 def available_memory_gib() -> float | None:

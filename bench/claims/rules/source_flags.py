@@ -5,20 +5,26 @@ else a source does with such a module, torch.compile or the names of their varia
 """
 
 import ast
+import collections
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-MODULES = ("inductor", "dynamo")
-BARE = {"torch._inductor", "torch._dynamo", "torch._inductor.config", "torch._dynamo.config", "torch.compile"}
-NAMED = re.compile(r"_inductor|_dynamo|TORCH_?(INDUCTOR|DYNAMO|COMPILE)_")  # in a text: of a module or a variable
+FLAG = re.compile(r"torch\._(inductor|dynamo)(?:\.\w+)*?\.config\.(.+)")  # torch._inductor.utils.config too
+# What nobody may be handed unseen: the modules, those of their flags, groups of flags, and compile itself.
+GROUPS = "aot_inductor|cpp|cuda|rocm|trace|triton|halide"
+BARE = re.compile(rf"torch(\.compile|\._(inductor|dynamo|functorch)((\.\w+)*?\.config(\.({GROUPS}))?)?)?|exec|eval")
+OF_FLAGS = re.compile(r"torch\.(\w+\.)*config\.")
+NAMED = re.compile(r"_inductor|_dynamo|_functorch|TORCH_?(INDUCTOR|DYNAMO|COMPILE)_")  # in a text
 METHODS = ("patch", "load_config")  # of a module of flags, which set some
 READS = ("getattr", "hasattr", "setattr", "__setattr__")  # whose second argument names one attribute
 READERS = ("print", "os.getenv", "os.environ.get", "os.environ.pop", "logging.getLogger")  # to which a text is harmless
 VARIABLES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_")
 ENVIRON = ("os.environ", "os.environb")
-SETTERS = ("update", "setdefault", "__setitem__")  # of os.environ
+SETTERS = ("update", "setdefault", "__setitem__", "__ior__")  # of os.environ
 COMPILE_OPTIONS = ("mode", "options", "backend")  # of torch.compile, and of a module's compile()
+IMPORTS = ("import_module", "__import__")
+MAX_ALIASES = 20
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 Place = tuple[str, int]  # (a flag as bench/training/compile_flags.py names it, or source text; its line)
 
@@ -51,20 +57,42 @@ def _visit(scope: ast.AST, outer: Mapping[str, str], parents: Mapping[ast.AST, a
         paths.pop(name, None)
     for node in nodes:
         paths |= dict(_imported(node))
-    for _ in range(3):  # an alias of an alias
-        for target, value in _assigned(nodes):
-            if isinstance(target, ast.Name) and (path := _path(value, paths)).startswith(("torch", "os.environ")):
-                paths[target.id] = path
+    assigned = [(target.id, value) for target, value in _assigned(nodes) if isinstance(target, ast.Name)]
+    for _ in range(min(len(assigned), MAX_ALIASES)):  # an alias of an alias
+        for name, value in assigned:
+            if (path := _path(value, paths)).startswith(("torch", "os.environ")):
+                paths[name] = path
+    shared = _of_several(nodes, assigned, paths)
     for node in nodes:
         found.flags.update(_set_by(node, paths))
         inner += [node] if isinstance(node, SCOPES) and node is not scope else []
     for node in nodes:
-        if _is_unclear(node, paths, parents, found.flags):
+        own = {getattr(node, "id", ""), *(node.names if isinstance(node, ast.Global | ast.Nonlocal) else ())}
+        if own & shared or _is_unclear(node, paths, parents, found.flags):
             while not isinstance(node, ast.stmt):
                 node = parents[node]
             found.unseen[ast.unparse(node).partition("\n")[0]] = node.lineno
     for function in inner:
         _visit(function, paths, parents, found)
+
+
+def _of_several(
+    nodes: Iterable[ast.AST], assigned: Iterable[tuple[str, ast.expr]], paths: Mapping[str, str]
+) -> set[str]:
+    """Returns the names that stand for what is BARE and elsewhere, or in another function, for something else."""
+    meanings: dict[str, list[str]] = {}
+    named = [(name, _path(value, paths)) for name, value in assigned]
+    for name, path in [*named, *(pair for node in nodes for pair in _imported(node))]:
+        meanings.setdefault(name, []).append(path)
+    num_stored = collections.Counter(node.id for node in nodes if isinstance(node, ast.Name) and _is_set(node))
+    num_stored.update(name for node in nodes for name, _ in _imported(node))
+    num_stored.update(name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names)
+    bare = {name for name, texts in meanings.items() if any(map(BARE.fullmatch, texts))}
+    return {name for name in bare if len({*meanings[name]}) > 1 or num_stored[name] > len(meanings[name])}
+
+
+def _is_set(node: ast.Attribute | ast.Subscript | ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
@@ -158,24 +186,27 @@ def _is_unclear(
     """Returns whether flags that are not among `flags` may be set by this use of a module, of compile or of a name."""
     parent = parents.get(node, node)
     calls = _path(parent.func, paths) if isinstance(parent, ast.Call) else ""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and NAMED.search(_text(node)):
-        is_read = isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Load)
-        return not (
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+        of_subscript = _path(parent.value, paths) if isinstance(parent, ast.Subscript) else ""
+        if _text(node) == "torch":
+            return calls.endswith(IMPORTS) or of_subscript == "sys.modules"
+        return bool(NAMED.search(_text(node))) and not (
             f"env.{_text(node)}" in flags
             or isinstance(parent, ast.Expr | ast.JoinedStr | ast.Compare)
-            or (is_read and _path(parent.value, paths) in ENVIRON)  # type: ignore[attr-defined]
+            or (of_subscript in ENVIRON and not _is_set(cast(ast.Subscript, parent)))
             or calls in READERS
         )
     if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
         path = _path(node, paths)
         of, _, name = path.rpartition(".")
-        is_method = of in BARE and of.endswith(".config") and (name.startswith("__") or name in METHODS)
-        if isinstance(parent, ast.Attribute) or not (path in BARE or is_method):
+        is_method = bool(OF_FLAGS.fullmatch(f"{of}.")) and (name.startswith("__") or name in METHODS)
+        if isinstance(parent, ast.Attribute) or not (BARE.fullmatch(path) or is_method):
             return False
+        if path in ("exec", "eval"):
+            return True
         if isinstance(parent, ast.Call):
-            is_named = calls.rpartition(".")[2] in READS and len(parent.args) > 1 and bool(_text(parent.args[1]))
-            is_compile = path == "torch.compile" and parent.args and node is parent.args[0] and "partial" in calls
-            return not (node is parent.func or is_named or is_compile)
+            text = _text(parent.args[1]) if calls.rpartition(".")[2] in READS and len(parent.args) > 1 else ""
+            return node is not parent.func and (not text or text == "compile" or bool(NAMED.search(text)))
         if isinstance(parent, ast.Subscript):
             return not _text(parent.slice)
         is_alias = any(value is node and isinstance(target, ast.Name) for target, value in _assigned([parent]))
@@ -183,34 +214,44 @@ def _is_unclear(
         return not (is_alias or isinstance(parent, ast.Expr) or node in getattr(parent, "decorator_list", ()))
     if isinstance(node, ast.ImportFrom):
         return bool(NAMED.search(node.module or "")) and any(alias.name == "*" for alias in node.names)
-    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+    if isinstance(node, ast.Subscript) and _is_set(node):
         return _path(node.value, paths) in ENVIRON and not _text(node.slice)
+    if isinstance(node, ast.Attribute):  # set: of torch._functorch.config
+        path = _path(node, paths)
+        return bool(OF_FLAGS.match(path)) and not FLAG.fullmatch(path)
     if isinstance(node, ast.AugAssign):
-        return _path(node.target, paths) in ENVIRON and not _keys(node.value)
+        return _path(node.target, paths) in ENVIRON and not _is_whole(node.value)
     return isinstance(node, ast.Call) and _is_unclear_call(node, paths)
 
 
 def _is_unclear_call(call: ast.Call, paths: Mapping[str, str]) -> bool:
     function = _path(call.func, paths)
     of, _, name = function.rpartition(".")
-    given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg is None)]
-    is_computed = not any(_keys(value) or _text(value) for value in given[:1])
-    if function in ("exec", "eval"):
-        return True
+    spread = [keyword.value for keyword in call.keywords if keyword.arg is None]
+    is_first_known = bool(call.args) and (bool(_text(call.args[0])) or _is_whole(call.args[0]))
+    if function == "os.putenv" or function.endswith(IMPORTS):
+        return not is_first_known
     if of in ENVIRON and name in SETTERS:
-        return bool(given) and is_computed
+        return not (all(map(_is_whole, spread)) and (is_first_known or not call.args))
     if name == "compile" or getattr(call.func, "attr", "") == "compile":
-        return any(keyword.arg is None and not _keys(keyword.value) for keyword in call.keywords)
-    if of.endswith(("_inductor.config", "_dynamo.config")):  # load_config(file), patch(**flags)
-        return is_computed and not any(keyword.arg for keyword in call.keywords)
+        return not all(map(_is_whole, spread))
+    if OF_FLAGS.fullmatch(f"{of}."):  # load_config(file), patch(**flags)
+        return not (all(map(_is_whole, spread)) and (is_first_known or (not call.args and bool(call.keywords))))
     return False
 
 
+def _is_whole(node: ast.expr) -> bool:
+    """Returns whether all keys of a dict are known: of {"a": 1}, dict(a=1) and of one | another."""
+    if isinstance(node, ast.Dict):
+        return all(key is not None and bool(_text(key)) for key in node.keys)
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "id", "") == "dict" and not node.args and all(each.arg for each in node.keywords)
+    return isinstance(node, ast.BinOp) and _is_whole(node.left) and _is_whole(node.right)
+
+
 def _of_config(path: str, line: int) -> Iterator[Place]:
-    for module in MODULES:
-        before, found, name = path.partition(f"_{module}.config.")
-        if found and name and before == "torch.":
-            yield f"{module}.{name}", line
+    if match := FLAG.fullmatch(path):
+        yield f"{match[1]}.{match[2]}", line
 
 
 def _of_environ(keys: Iterable[ast.expr], line: int) -> Iterator[Place]:

@@ -4,7 +4,6 @@ The launcher calls it once the ranks have ended.  It reads the script's lines wi
 script opened and how it ended (training/script_worker.py).
 """
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from bench.record.step_files import StepRow
 
 # of a script that brings its own data: nothing is known about it
 OWN_DATA: Section = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
+MAX_METRIC = 1e100  # a larger number, and what is none, is no metric: squares of it could not be summed
 LOWER = "lower the script's learning rate"
 NO_VALIDATION = "the script printed no {}, which the goal needs"
 NO_TOKENS = "goal.token_budget={} needs the number of tokens in a step, which the script does not print"
@@ -141,7 +141,7 @@ def write(
     if goal.token_budget is not None and foreign.batch_tokens is None:
         return failures.failure("no_metric_lines", NO_TOKENS.format(goal.token_budget)) | {"hint": BY_TIME}
     values = [(row["step"], row[goal.of.name]) for row in rows if row.get(goal.of.name) is not None]
-    if values and not math.isfinite(values[-1][1]):
+    if values and not abs(values[-1][1]) < MAX_METRIC:
         why = f"the last {goal.of.name} that the script printed is {values[-1][1]}, at step {values[-1][0]}"
         return failures.failure("non_finite_loss", why, None, values[-1][0]) | {"hint": LOWER}
     if values:

@@ -13,7 +13,7 @@ from bench.launch.console import Bars, say
 from bench.launch.nodes import joining
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
-from bench.machine import code_copy, environment, git, leases, processes
+from bench.machine import code_copy, environment, git, leases, processes, python_code
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, condition, plan, planning, state, worktrees
 from bench.plans.race.state import Slot, State
@@ -167,11 +167,12 @@ def series_of(design: Mapping[str, Any], num_done: int = 0, live: bool = True) -
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
     pythons, arms = arm_process.pythons_of(race.arms), race.arms
-    if race.plan.get("python_sha256") not in (None, environment.python_sha256(pythons)):  # after an interrupt
+    if race.plan.get("python_sha256") not in (None, python_code.sha256(pythons)):  # after an interrupt
         raise ValueError(f"{race.race_id}: the installed Python code changed since it was planned: begin a new race")
-    before = environment.surroundings(pythons)
+    before, bytecode = environment.surroundings(pythons), set[tuple[str, int]]()
     ended = [slot for slot in race.slots if slot.is_done]
-    if ended and (why := _spoilt(race, ended[-1], arms[ended[-1].arm], ())):  # an interrupt came before this was asked
+    # an interrupt may have come before these were asked
+    if ended and (why := _forged(race, bytecode) or _spoilt(race, ended[-1], arms[ended[-1].arm], ())):
         return "abandoned", why
     with series_of(race.plan, len(ended), live=not show) as series:
         while (slot := race.next_slot()) is not None:
@@ -198,7 +199,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 run_name, _ = done.attempts[-1]
                 meanwhile = f"while {run_name} of {done.arm} ran"
                 return "abandoned", f"{meanwhile}, {changed[0]} changed, which all runs of this race share"
-            if why := _spoilt(race, done, arm, strays):
+            if why := _forged(race, bytecode) or _spoilt(race, done, arm, strays):
                 return "abandoned", why
             if _decided_at_look(race, done):
                 return "stopped_early", f"decided at a planned look, after {race.started()[slot.arm]} runs of each arm"
@@ -277,6 +278,13 @@ class BlindBar:
             self._progress = Progress(min(new), None, self._series.bars, blind=True)
         if self._progress:
             self._progress.show()
+
+
+def _forged(race: State, known: set[tuple[str, int]]) -> str | None:
+    """Returns why bytecode that was written since the plan ends the race, or None. known: as of forged_bytecode()."""
+    since_s = utc.seconds(race.plan["made_at"])
+    path = python_code.forged_bytecode(arm_process.pythons_of(race.arms), since_s, known)
+    return path and f"{path} was written during this race, and is not what its source compiles to"
 
 
 def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -> str | None:

@@ -1,0 +1,120 @@
+"""The installed Python code that the runs of a race share: packages, the standard library, interpreters, bytecode.
+
+A run of one arm could change it for those of the other.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import marshal
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from bench.base import private
+from bench.base.paths import REPO
+
+PYCACHE = "__pycache__"
+APART = (PYCACHE, "test")  # folders without code that runs import
+HEADER_BYTES = 16  # of a .pyc: magic number, flags, time and size of the source
+FILE_TIME_S = 0.02  # by which a file system's clock may lag behind
+
+
+def states(pythons: Iterable[str] = ()) -> dict[str, list[int]]:
+    """Returns {"the Python code in FOLDER": [number of files, last change]} and each interpreter's state.
+
+    pythons: the paths of interpreters besides this one.  A folder takes a tenth of a CPU second for 20,000 files.
+    """
+    interpreters = {sys.executable, *pythons}
+    facts = {f"the Python code in {private.redact(path, REPO)}": _last_change(path) for path in _folders(interpreters)}
+    return facts | {f"the interpreter {private.redact(path, REPO)}": _interpreter(Path(path)) for path in interpreters}
+
+
+def sha256(pythons: Iterable[str] = ()) -> str:
+    """Returns a hash of states(), to be compared after an interrupt."""
+    return hashlib.sha256(json.dumps(states(pythons), sort_keys=True).encode()).hexdigest()
+
+
+def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[tuple[str, int]]) -> str | None:
+    """Returns the path of the first .pyc, written since then, that Python would run and that is not its source's.
+
+    Runs write bytecode for the modules that they import.  since_s: as of time.time(); known: (path, st_ctime_ns) of
+    bytecode that needs no second look, added to in place.  Only bytecode of this version of Python is read.
+    """
+    suffix = f".{sys.implementation.cache_tag}"
+    for folder in _folders({sys.executable, *pythons}):
+        for entry in _files(folder, only=PYCACHE):
+            changed_ns = entry.stat().st_ctime_ns if entry.name.endswith(".pyc") and suffix in entry.name else 0
+            if changed_ns >= (since_s - FILE_TIME_S) * 1e9 and (entry.path, changed_ns) not in known:
+                if not _is_of_its_source(Path(entry.path)):
+                    return private.redact(entry.path, REPO)
+                known.add((entry.path, changed_ns))
+    return None
+
+
+def _is_of_its_source(path: Path) -> bool:
+    """Returns whether this bytecode is what its source compiles to, or is not used because it is of another state."""
+    try:
+        source = Path(importlib.util.source_from_cache(str(path)))
+        content, text, facts = path.read_bytes(), source.read_bytes(), source.stat()
+        flags, time_s, num_bytes = (int.from_bytes(content[at : at + 4], "little") for at in (4, 8, 12))
+        if not flags and (time_s, num_bytes) != (int(facts.st_mtime) & 0xFFFFFFFF, facts.st_size & 0xFFFFFFFF):
+            return True
+        level = path.name.rpartition(".opt-")[2].removesuffix(".pyc") if ".opt-" in path.name else "0"
+        expected = compile(text, str(source), "exec", dont_inherit=True, optimize=int(level))
+        return bool(marshal.loads(content[HEADER_BYTES:]) == expected)  # which compares all but file names
+    except (FileNotFoundError, NotImplementedError):  # without its source it is not used
+        return True
+    except (OSError, SyntaxError, ValueError, EOFError, TypeError):
+        return False
+
+
+def _folders(interpreters: Iterable[str]) -> set[str]:
+    folders = {site.getusersitepackages(), *site.getsitepackages()}
+    folders |= set(map(str, Path(site.getuserbase()).glob("lib/python*/site-packages")))  # of any version
+    folders |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    for path in map(Path, interpreters):
+        folders |= set(map(str, path.parent.parent.glob("lib/python*/site-packages")))
+        folders |= set(map(str, Path(os.path.realpath(path)).parent.parent.glob("lib/python*")))  # of a venv's base
+    return folders
+
+
+def _interpreter(path: Path) -> list[int]:
+    """Returns the states of an interpreter, of a link to it, and of its pyvenv.cfg."""
+    state: list[int] = []
+    for read in (path.lstat, path.stat, (path.parent.parent / "pyvenv.cfg").stat):
+        with contextlib.suppress(OSError):
+            facts = read()
+            state += [facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+    return state
+
+
+def _last_change(folder: str) -> list[int]:
+    """Returns [number of files below a folder, st_ctime_ns of the one that was changed last], without bytecode."""
+    num_files, last_ns = 0, 0
+    for entry in _files(folder):
+        with contextlib.suppress(OSError):
+            num_files, last_ns = num_files + 1, max(last_ns, entry.stat().st_ctime_ns)
+    return [num_files, last_ns]
+
+
+def _files(folder: str, only: str | None = None) -> Iterator[os.DirEntry[str]]:
+    """Yields the files below a folder, also those that links lead to; only: of the folders of this name alone."""
+    seen, waiting = set[str](), [folder]
+    while waiting:
+        path = waiting.pop()
+        if os.path.realpath(path) in seen:
+            continue
+        seen.add(os.path.realpath(path))
+        is_wanted = only in (None, os.path.basename(path))
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    is_inner = entry.name == only or entry.name not in (*APART, "site-packages")
+                    waiting += [entry.path] if is_inner else []
+                elif is_wanted:
+                    yield entry
