@@ -472,8 +472,11 @@ def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
     assert comparing.compare(a, b, on="loss")["verdict"] == "better"
     for run in b:  # of a loss that only fluctuates, the best of more is lower
         run["metrics"]["num_scores"] = 5
-    why = "A validates 2 times within its budget and B 5: the best counts, and of more it is better by luck"
+    why = "4 runs of B validate up to 5 times within the budget, and A 2 times: the best counts, and of more"
     assert comparing.compare(a, b, on="loss")["words"].startswith(why)
+    for run in b[2:]:
+        run["metrics"]["num_scores"] = 2
+    assert comparing.compare(a, b, on="loss")["words"].startswith("2 runs of B validate up to 5 times within")
     b[0]["goal"] = timed_goal | {"budget": {"time_s": 600.0}}
     assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"
 

@@ -333,7 +333,8 @@ def test_the_config_id_is_the_same_in_every_clone_and_an_older_id_is_still_known
     assert identity.config_id(here) == identity.config_id(there) != identity.config_id(config_of(work))
     monkeypatch.setattr(identity, "_in_any_folder", lambda script: script)  # as before
     assert identity.config_id(here) != identity.config_id(there)
-    earlier = identity.config_id(here)
+    lines, here.script.lines = here.script.lines, None  # which the settings have only since
+    earlier, here.script.lines = identity.config_id(here), lines
     monkeypatch.undo()
     assert earlier in identity.config_ids(here)
 
@@ -415,12 +416,12 @@ PATTERNS = "step: '^it (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<trai
 @pytest.mark.parametrize(("printed", "counting", "sentence"), TIMES)
 def test_a_time_that_no_clock_shows_counts_nowhere_and_is_said(tmp_path, printed, counting, sentence):
     (tmp_path / "own.yaml").write_text(PATTERNS)
-    own = str(tmp_path / "own.yaml")
-    forms = {
-        "modded-nanogpt": "step:{}/4 train_loss:5.0 train_time:{}ms step_avg:nanms",
-        own: "it {} loss 5.0 elapsed {}",
-    }
-    for dialect, form in forms.items():
+    own = dialects.read_yaml(str(tmp_path / "own.yaml"), "own.yaml")
+    forms = [
+        ("modded-nanogpt", "step:{}/4 train_loss:5.0 train_time:{}ms step_avg:nanms"),
+        (own, "it {} loss 5.0 elapsed {}"),
+    ]
+    for dialect, form in forms:
         lines = [(30_000_000 * step, form.format(step, time_ms)) for step, time_ms in enumerate(printed, 1)]
         read = outcome.read(dialect, lines, schema.GoalConfig(num_steps=4, val_tokens=1, val_every_steps=4))
         doubts = [

@@ -87,7 +87,7 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
     [
         ("", "not valid JSON"),
         ('{"schema_version": 1, "run_id"', "not valid JSON"),
-        ("[]", "not a JSON object but a list"),
+        ("[]", "expected object, got array"),
         ('{"run_id": "x"}', "not a run.s record"),
         ('{"schema_version": "1", "run_id": "x"}', "not a run.s record"),
         ('{"schema_version": 99, "run_id": "x"}', "is not 1 to 1: update"),

@@ -177,9 +177,9 @@ def test_an_edit_of_a_dialect_of_ones_own_is_another_config_and_its_patterns_are
     job = prepare.prepare(setup)
     assert job.script.dialect == job.config.script.lines == yaml.safe_load(own.read_text())
     before = config()
-    own.write_text(own.read_text().replace("val:", "val:  # the same"))
+    own.write_text(f"# the same\n{own.read_text()}")
     assert config() == before
-    own.write_text(own.read_text().replace("step:", "first_step: 0\nstep:"))
+    own.write_text(own.read_text().replace("(?P<val_loss>", "x(?P<val_loss>"))
     assert config() != before
     with pytest.raises(ValueError, match="script.lines describe the lines too: keep one of them"):
         prepare.prepare([*setup, "script.lines={step:'it (?P<step>[0-9]+)'}"])

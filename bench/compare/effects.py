@@ -286,7 +286,8 @@ def val_loss(
     edges = fitted.interval() if fitted else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
     has_value = [sum(eligibility.is_complete(row) and row["score"] is not None for row in rows) for rows in arms]
-    favoured = flattered(list(map(len, arms)), has_value)
+    folded = [sum(len({row["seed"] for row in runs}) - 1 for runs in of_arm) for of_arm in groups]  # see _one_run()
+    favoured = flattered(list(map(len, arms)), [num - less for num, less in zip(has_value, folded, strict=True)])
     judged = [
         target.loss_test([metric.sign * loss for loss in group], target_val_loss, p_value, metric) for group in values
     ]

@@ -21,7 +21,8 @@ SESSION_GAP_S = 12 * 3600.0  # arms further apart were not raced in one session 
 BESIDE, BROKEN = '"beside":', '"broken_time":'  # keys in the JSON of a row's setting
 OF_SCRIPTS = "script"  # data source of a script that brings its own data, which no record describes
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # the first two by more than rounding
-MAX_SCORES_TIMES = 2  # most validations of an arm with a budget against the other's: a faster one has some more
+MAX_SCORES_TIMES = 2  # most validations of a run with a budget against the other arm's: a faster one has some more
+MAX_LUCKY = 1  # runs that have more, as on a machine that was slow once
 MAX_EARLIER_FRAC = 0.15  # largest distance from 1/2 of the share of pairs in which A's run came first (assumed)
 SETTINGS = {  # {setting that must agree for times to be comparable: its displayed name}
     "gpus": "GPUs",
@@ -251,11 +252,13 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 def unequal_luck(a: Rows, b: Rows, names: Sequence[str]) -> Iterator[str]:
     """Yields why the best of each run's validations may differ by luck: one arm validates more often in its budget."""
     counts = [[num for row in rows if (num := row.get("num_scores"))] for rows in (a, b)]
-    typical = [statistics.median(nums) if nums else None for nums in counts]
-    known = [num for num in typical if num is not None]
-    if len(known) == 2 and max(known) > MAX_SCORES_TIMES * min(known):
-        often = f"{names[0]} validates {known[0]:g} times within its budget and {names[1]} {known[1]:g}"
-        yield f"{often}: the best counts, and of more it is better by luck: validate alike"
+    for name, nums, other, others in zip(names, counts, reversed(names), reversed(counts)):
+        typical = statistics.median(others or [0])
+        lucky = [num for num in nums if others and num > MAX_SCORES_TIMES * typical]
+        if len(lucky) > (MAX_LUCKY if min(map(len, counts)) > 2 else 0):
+            often = f"{counted(len(lucky), 'run')} of {name} validate up to {max(lucky)} times within the budget"
+            why = "the best counts, and of more it is better by luck: validate alike"
+            yield f"{often}, and {other} {typical:g} times: {why}"
 
 
 def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -> Iterator[str]:

@@ -170,9 +170,8 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
     else:
         sentence = _sentence_of_times(comparison, verdict)
     if on in ("loss", "steps_to_target") and (arm := comparison["val_loss"].get("flattered")) is not None:
-        more, fewer = comparison["arms"][arm], comparison["arms"][1 - arm]
-        lack = f"more runs of {more} than of {fewer} failed or have no value"
-        sentence += f"; {lack}, perhaps the bad ones: none counts in its favour"
+        of_arms = "{} than of {}".format(*comparison["arms"][:: 1 if arm == 0 else -1])
+        sentence += f"; more runs of {of_arms} failed, have no value or count as one: none counts in its favour"
     if effects.NOT_COUNTED in comparison["flags"]:
         metric = metric_of(comparison)
         lower = f"{'lower' if metric.sign > 0 else 'higher'} {metric.name} is"

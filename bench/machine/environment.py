@@ -40,6 +40,7 @@ PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
 VENDORED = "_vendor"  # setuptools' copies of packages, which its import (by torch's compiler) adds to sys.path
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup v2, v1
+OF_PROCESS = ("cgroup", "autogroup", "timerslack_ns", "oom_score_adj", "coredump_filter")  # of /proc/self, inherited
 CPU_LIMITS = ("cpu.max", "cpu.weight", "cpu.cfs_quota_us", "cpu.shares", "cpuset.cpus")  # of cgroup v2 and v1
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 Facts = dict[str, Any]
@@ -201,7 +202,7 @@ def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
         facts |= {"the CPU cores": os.sched_getaffinity(0), "the scheduling policy": os.sched_getscheduler(0)}
     numbers = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     facts |= {f"the {name}": resource.getrlimit(number) for name, number in numbers.items()}
-    facts |= {f"the {name}": text_of(f"/proc/self/{name}") for name in ("cgroup", "autogroup")}
+    facts |= {f"the {name}": text_of(f"/proc/self/{name}") for name in OF_PROCESS}
     facts["the limits of the control groups"] = [
         [text_of(group / limit) for limit in CPU_LIMITS] for group in _cgroups("cpu")
     ]

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import marshal
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -45,10 +46,10 @@ def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[tuple[str
     Runs write bytecode for the modules that they import.  since_s: as of time.time(); known: (path, st_ctime_ns) of
     bytecode that needs no second look, added to in place.  Only bytecode of this version of Python is read.
     """
-    suffix = f".{sys.implementation.cache_tag}"
+    is_bytecode = re.compile(rf"\.{re.escape(str(sys.implementation.cache_tag))}(\.opt-\d)?\.pyc$")
     for folder in _folders({sys.executable, *pythons}):
         for entry in _files(folder, only=PYCACHE):
-            changed_ns = entry.stat().st_ctime_ns if entry.name.endswith(".pyc") and suffix in entry.name else 0
+            changed_ns = entry.stat().st_ctime_ns if is_bytecode.search(entry.name) else 0
             if changed_ns >= (since_s - FILE_TIME_S) * 1e9 and (entry.path, changed_ns) not in known:
                 if not _is_of_its_source(Path(entry.path)):
                     return private.redact(entry.path, REPO)

@@ -111,7 +111,8 @@ def read(folder: Path | str) -> Race:
     """Returns the race.json of a folder.  Raises ValueError if it is missing or damaged."""
     path = Path(folder) / "race.json"
     if not path.is_file():
-        raise ValueError(f"{path.parent.name}: it has no race.json, it has not ended: race --resume or --look names it")
+        name = path.parent.name
+        raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     with reading_record(path):
         return cast(Race, json_file.read(path, Race))
 

@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import PurePath
 from typing import Any, cast
 
 from bench.base import stats
 from bench.base.text_table import counted, some
 from bench.claims.rules import rulebook, source_flags
-from bench.compare import eligibility, target, wording
+from bench.compare import comparison, eligibility, target, wording
 from bench.compare.selection import Arm
 from bench.config import schema
-from bench.record import clock_lines, validity
+from bench.record import clock_lines, step_files, validity
 from bench.record.importers.modded_nanogpt import SCRIPT
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
@@ -132,9 +133,17 @@ def mean_loss(pull: PullRequest) -> Answer:
     unseen = "; a log has no val_loss of step 0, which the baseline's have: was it trained before?" * is_unseen
     if pull.num_own_incomplete:
         unseen += f"; {counted(pull.num_own_incomplete, 'run')} of its code did not end, or not with a number: why?"
+    columns = comparison.losses_of(pull.candidate.arm)
+    ids = [step_files.losses_id(of_run) if of_run else None for of_run in columns]
+    if (num := len(target.independent(pull.candidate.rows, ids))) < len(losses):
+        unseen += f"; {len(losses)} runs count as {num}, as some have equal training losses: why?"
     code_key = pull.candidate.logs[0].code_key
     if apart := [side.name for side in pull.others if code_key and side.logs[0].code_key == code_key]:
         unseen += f"; {some(apart)} has its code too, on other GPUs or with another torch: why does it not count?"
+    folder = PurePath(pull.candidate.logs[0].path).parent
+    bare = [side for side in pull.others if code_key and not side.logs[0].code_key]
+    if beside := [side.name for side in bare if PurePath(side.logs[0].path).parent == folder]:
+        unseen += f"; {some(beside)}, in its folder, embeds no code: whose runs are these?"
     shares_code = results["the runs share config and code"]
     if target_rule["passed"] and shares_code["passed"] is False:
         return NOT_SHOWN, f"{target_rule['evidence']}; but the runs are no repeats: {shares_code['evidence']}"

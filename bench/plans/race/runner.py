@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy, environment, git, leases, processes, python_code
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, condition, plan, planning, state, worktrees
+from bench.plans.race import arm_process, condition, plan, planning, spoiled, state, worktrees
 from bench.plans.race.state import Slot, State
-from bench.record import failures, ledger, race_folder, verification
+from bench.record import ledger, race_folder
 from bench.record.rows import DISTRUSTING
 
 MAX_CHARS = 120  # of an arm's description on the terminal; the plan has it all
@@ -172,7 +172,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
     before, bytecode = environment.surroundings(pythons), set[tuple[str, int]]()
     ended = [slot for slot in race.slots if slot.is_done]
     # an interrupt may have come before these were asked
-    if ended and (why := _forged(race, bytecode) or _spoilt(race, ended[-1], arms[ended[-1].arm], ())):
+    if ended and (why := spoiled.forged(race, bytecode) or spoiled.by(race, ended[-1], arms[ended[-1].arm], ())):
         return "abandoned", why
     with series_of(race.plan, len(ended), live=not show) as series:
         while (slot := race.next_slot()) is not None:
@@ -199,7 +199,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 run_name, _ = done.attempts[-1]
                 meanwhile = f"while {run_name} of {done.arm} ran"
                 return "abandoned", f"{meanwhile}, {changed[0]} changed, which all runs of this race share"
-            if why := _forged(race, bytecode) or _spoilt(race, done, arm, strays):
+            if why := spoiled.forged(race, bytecode) or spoiled.by(race, done, arm, strays):
                 return "abandoned", why
             if _decided_at_look(race, done):
                 return "stopped_early", f"decided at a planned look, after {race.started()[slot.arm]} runs of each arm"
@@ -278,56 +278,6 @@ class BlindBar:
             self._progress = Progress(min(new), None, self._series.bars, blind=True)
         if self._progress:
             self._progress.show()
-
-
-def _forged(race: State, known: set[tuple[str, int]]) -> str | None:
-    """Returns why bytecode that was written since the plan ends the race, or None. known: as of forged_bytecode()."""
-    since_s = utc.seconds(race.plan["made_at"])
-    path = python_code.forged_bytecode(arm_process.pythons_of(race.arms), since_s, known)
-    return path and f"{path} was written during this race, and is not what its source compiles to"
-
-
-def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -> str | None:
-    """Returns why the race cannot end well after this run, or None. strays: processes that outlived its launcher."""
-    run_name, _ = done.attempts[-1]
-    run = arm_process.record_of(race.results, run_name)
-    names = [name for slot in race.slots for name, _ in slot.attempts]
-    if gone := next((name for name in names if not (race.results / name).is_dir()), None):
-        return f"the folder of {gone} was removed while the race was running: begin a new race"
-    if strays:
-        return f"{run_name} of {done.arm} left {', '.join(strays)}, which has been ended and may have slowed other runs"
-    if run and run["failure"] and run["failure"]["kind"] == failures.ESCAPED:
-        return f"{run_name} of {done.arm}: {run['failure']['message']}"
-    if not done.is_done and "stop" in (race.plan.get("sequential") or {}):
-        # nobody interrupted the race: a candidate that kills its launcher gets no second try
-        return f"{run_name} of {done.arm} has no record of how it ended, and nobody interrupted the race"
-    if run is None or done.status == "aborted":
-        return None
-    if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):
-        changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
-        return f"the code or conf/ changed while the race was running: {changed}"
-    if name := _changed_data(race, done.arm):
-        return f"{name}, which {done.arm} reads, changed while the race was running: begin a new race"
-    rules = verification.report(race.results / run_name)["rules"] if done.status == "complete" else ()
-    if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
-        return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
-    if done.status == "failed" and done.discarded:
-        failure = run["failure"]
-        return f"the warm-up of {done.arm} failed: {failure['kind']}: {failure['message']}; try: {failure['hint']}"
-    if race.num_failed(done.arm) > race.plan["n"] - 2:
-        return f"{race.num_failed(done.arm)} runs of {done.arm} failed: fewer than two times would be left"
-    return None
-
-
-def _changed_data(race: State, arm: str) -> str | None:
-    """Returns the name of a data file that a run of the arm found in another state than an earlier one, or None."""
-    states: dict[str, Any] = {}
-    for run_name in race.runs(arm, discarded=True) + race.runs(arm):
-        run = arm_process.record_of(race.results, run_name) or {}
-        for name, found in run.get("script", {}).get("data_states", {}).items():
-            if states.setdefault(name, found) != found:
-                return str(name)
-    return None
 
 
 def _decided_at_look(race: State, done: Slot) -> bool:

@@ -37,7 +37,7 @@ SAMPLERS = {  # {value of hydra.sweeper.sampler: its class in optuna.samplers}
 }
 PRUNERS = {None: "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}  # classes in optuna.pruners
 PRUNERS["successive_halving"] = "SuccessiveHalvingPruner"
-ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (docs/race.md)"
+ABSENT = "hydra/sweeper=optuna is not installed here: pip install optuna (docs/race.md)"
 
 
 @dataclass
