@@ -67,7 +67,7 @@ def test_what_could_not_be_decided_stays_in_the_answer(history):
 def test_a_good_commit_that_is_no_ancestor_is_refused(history):
     repo, commits = history
     with pytest.raises(ValueError, match="is not an ancestor of"):
-        bisect.search(repo, commits[5], commits[2], lambda commit: GOOD)
+        bisect.check_order(repo, commits[5], commits[2])
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,17 @@ def test_a_commit_is_judged_by_its_interval_against_half_of_the_change(interval,
     time = {"change_pct": sum(interval) / 2, "ci95_pct": interval}
     race = {"race_id": "r", "result": {"against": {"B": {"comparable": True, "time": time}}}}
     assert bisect.answer(bisect.change_of(race, "step_avg_ms"), 2.5) == outcome
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [(["accuracy", "", "higher"], "-0.3000 accuracy [-0.3200, -0.2800]"), (None, "-0.3000 nats [-0.3200, -0.2800]")],
+)
+def test_a_fall_is_worse_for_a_metric_of_which_higher_is_better(metric, text):
+    loss = {"change": -0.3, "ci95": [-0.32, -0.28], "metric": metric}
+    race = {"race_id": "r", "result": {"against": {"B": {"comparable": True, "val_loss": loss}}}}
+    change = bisect.change_of(race, "val_loss")
+    assert (bisect.answer(change, 0.15), str(change)) == (BAD if metric else GOOD, text)
 
 
 def test_a_commit_that_could_not_be_compared_is_undecided():

@@ -347,6 +347,17 @@ def test_equal_losses_waive_no_test_of_another_metric(results, answer_of):
     assert (loss["metric"][0], loss["identical"], loss["verdict"]) == ("accuracy", False, "worse")
 
 
+def test_a_condition_on_losses_that_do_not_vary_is_not_passed(results, capsys):
+    """As of scripts whose seed is fixed: no test can say whether 4.5 is more than 4.0."""
+    for arm, loss in enumerate((4.0, 4.5)):
+        for number, run in enumerate(raced(FAST, SLOW)[arm]):
+            write(results, run | {"seed": 9 * arm + number, "metrics": run["metrics"] | {"val_loss": loss}})
+    for condition in ("loss", "worse"):
+        arguments = ["aaaaaaaa", "bbbbbbbb", "--on", "loss", "--fail-on", condition, "--fail-if", "shown"]
+        assert compare.main(arguments) == 2
+        assert "--fail-on needs a verdict on the loss, and these runs give none" in capsys.readouterr().err
+
+
 def test_equal_losses_waive_nothing_within_a_budget_that_the_arms_use_differently(results, answer_of):
     """The slower arm validates for the last time after the budget, so that an earlier validation counts."""
     for run_of_arm, level in zip(raced(FAST, SLOW), (3.2, 5.6), strict=True):

@@ -50,6 +50,7 @@ class _Search:
         self._root = plan.root_of_script(args.settings)  # the repository of a script
         self._repo = user_path(self._root or REPO)
         self._good, self._bad = (worktrees.commit_of(self._repo, rev) for rev in (args.good, args.bad))
+        bisect.check_order(self._repo, self._good, self._bad)
         self._settings = [word for word in args.settings if not word.startswith("n=")]
         request = plan.parse_request(args.settings)
         if request["arms"]:

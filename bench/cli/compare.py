@@ -62,6 +62,11 @@ def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bo
         needs = "compare: --fail-on needs a firm verdict, and these arms were not interleaved"
         print(f"{needs}, so only the machine may have changed: ./run.sh race measures them", file=sys.stderr)
         return 2
+    is_of_loss = is_about_loss or any(kind == "loss" for kind, _ in fail_on)
+    if fail_on and is_of_loss and compared["val_loss"]["verdict"] == "unknown":
+        why = "; ".join(compared["val_loss"]["reasons"]) or "their losses have no spread, or are missing"
+        print(f"compare: --fail-on needs a verdict on the loss, and these runs give none: {why}", file=sys.stderr)
+        return 2
     code = 0
     for kind, limit_pct in fail_on:
         fails, why = _finding(compared, kind, limit_pct, shown)
@@ -83,7 +88,8 @@ def _finding(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in compared["flags"]
         is_shown = verdict == "worse"
         margin = "" if is_shown else f" by {loss['margin']:g} {metric.unit}".rstrip()
-        condition = f"a {way} of {b}'s {metric.name}{margin}"
+        extra = f" ({wording.extra_sentence(compared)})" if NOT_COUNTED in compared["flags"] else ""
+        condition = f"a {way} of {b}'s {metric.name}{margin}{extra}"
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
         times: list[Mapping[str, Any]] = [time]

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.compare import wording
 from bench.machine import git
 from bench.plans.race import worktrees
 from bench.record import race_folder
 
-MEASURES = {  # {value of --on: (part of a verdict, its change, its 95 % interval, unit)}; larger is worse
-    "step_avg_ms": ("time", "change_pct", "ci95_pct", "%"),
-    "val_loss": ("val_loss", "change", "ci95", "nats"),
+MEASURES = {  # {value of --on: (part of a verdict, its change, its 95 % interval)}; the loss is the goal's metric
+    "step_avg_ms": ("time", "change_pct", "ci95_pct"),
+    "val_loss": ("val_loss", "change", "ci95"),
 }
 GOOD, BAD, UNDECIDED = "good", "bad", "skip"  # the words of git bisect
 FIRST_BAD = "is the first bad commit"
@@ -24,29 +25,32 @@ FIRST_BAD = "is the first bad commit"
 
 @dataclass(frozen=True)
 class Change:
-    """The change from the good commit to another one."""
+    """The change from the good commit to another one; larger is worse.  Printed, it has the sign of the metric."""
 
     value: float
     low: float
     high: float
     unit: str
     race_id: str | None = None
+    sign: int = 1  # -1 for a metric of which higher is better
 
     def __str__(self) -> str:
         digits = 2 if self.unit == "%" else 4
-        interval = f"[{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
-        return f"{self.value:+.{digits}f} {self.unit} {interval}"
+        low, high = sorted((self.sign * self.low, self.sign * self.high))
+        return f"{self.sign * self.value:+.{digits}f} {self.unit} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def change_of(race: Mapping[str, Any], measure: str) -> Change | None:
     """Returns how much worse B is than A by race.json; None if the two could not be compared."""
-    part, change, interval, unit = MEASURES[measure]
+    part, change, interval = MEASURES[measure]
     comparison = race_folder.verdicts_of(race).get("B") or {}
     numbers: dict[str, Any] = comparison.get(part) or {}
     if numbers.get(interval) is None or (part == "time" and not comparison.get("comparable")):
         return None
-    low, high = numbers[interval]
-    return Change(numbers[change], low, high, unit, race.get("race_id"))
+    metric = wording.metric_of(numbers) if part == "val_loss" else None
+    sign, unit = (metric.sign, metric.unit or metric.name) if metric else (1, "%")
+    low, high = sorted(sign * edge for edge in numbers[interval])
+    return Change(sign * numbers[change], low, high, unit, race.get("race_id"), sign)
 
 
 def answer(change: Change | None, threshold: float) -> str:
@@ -64,14 +68,17 @@ class Ended:
     outcome_by_commit: dict[str, str]  # {commit: GOOD, BAD or UNDECIDED} of every commit that was tested
 
 
+def check_order(repo: Path, good: str, bad: str) -> None:
+    """Raises ValueError if good is not an ancestor of bad."""
+    if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
+        raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")
+
+
 def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
     """Bisects by ask(commit), which returns GOOD, BAD or UNDECIDED, until one commit, or only undecided ones, remain.
 
-    It runs in a worktree with its own git bisect: the user's checkout, and a bisect of theirs, stay as they are. Raises
-    ValueError if good is not an ancestor of bad.
+    It runs in a worktree with its own git bisect: the user's checkout, and a bisect of theirs, stay as they are.
     """
-    if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
-        raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")
     answers: dict[str, str] = {}
     name = worktrees.mark_of_process(repo)
     with worktrees.checked_out(repo, {name: bad}, "bisect-") as paths:
