@@ -44,7 +44,7 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     refuse_record(path, option)
     content = content.encode() if isinstance(content, str) else content
     begins, has_title, _ = content.partition(b"<title>")  # as every page of bench/web/page.py
-    is_device = path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir()
+    is_device = path.parts[:2] == ("/", "dev") and path.exists() and not path.is_dir()
     if path.exists() and not (path.is_file() or is_device):
         raise ValueError(f"{option} {path}: is no file, and would be replaced; name another path")
     is_other = path.is_file() and path.name not in PAGES and path.stat().st_size > 0
@@ -53,11 +53,17 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_device:
-            path.write_bytes(content)
+            with open(path, "wb", buffering=0, opener=_not_truncating) as out:
+                out.write(content)
         else:
             write_bytes(path, content)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
+
+
+def _not_truncating(path: str, flags: int) -> int:
+    """Opens /dev/stdout, which may lead to a file, to write on where it ends."""
+    return os.open(path, flags & ~os.O_TRUNC | os.O_APPEND)
 
 
 def _begins_with(path: Path, start: bytes) -> bool:

@@ -43,9 +43,13 @@ def variables(own: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+USER = "$USER"
+SYSTEM_FOLDERS = ("/", "/root", "/home", "/tmp", "/data", "/usr", "/var", "/mnt", "/opt", "/work", "/workspace")
+
+
 def user_path(typed: str | Path) -> Path:
-    """Returns a path that the user typed as a Path; ~ is their home."""
-    return Path(working_folder(), os.path.expanduser(typed))
+    """Returns a path that the user typed as a Path; ~ is their home, and a folder $USER that of their name."""
+    return Path(working_folder(), os.path.expanduser(typed).replace(f"/{USER}/", f"/{login()}/"))
 
 
 def brief(text: str) -> str:
@@ -62,9 +66,20 @@ def shown(path: str | Path) -> str:
 
 
 def shared(path: str | Path) -> str:
-    """Returns shown() with the home folder as ~, for tables and exports, which go to others; user_path() reads it."""
+    """Returns shown() with ~ for the home folder and $USER for a folder of the user's name, as user_path() reads them.
+
+    For tables and exports, which go to others.
+    """
     text, home = shown(path), os.path.join(os.path.realpath(os.path.expanduser("~")), "")
-    return f"~/{text.removeprefix(home)}" if text.startswith(home) and len(home) > 1 else text
+    if text.startswith(home) and len(home) > 1:
+        return f"~/{text.removeprefix(home)}"
+    return text.replace(f"/{login()}/", f"/{USER}/") if login() and text.startswith("/") else text
+
+
+def login() -> str:
+    """Returns the user's name; "" if there is none, or it is that of a folder of the system."""
+    name = os.environ.get("USER") or os.environ.get("LOGNAME") or os.path.basename(os.path.expanduser("~"))
+    return "" if f"/{name}" in SYSTEM_FOLDERS else name
 
 
 def project_folder() -> Path:

@@ -136,7 +136,7 @@ def _host(name: str) -> re.Pattern[str]:
 @functools.lru_cache
 def _logins() -> tuple[str, ...]:
     """Returns this user's names according to the system and the shell."""
-    names = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
+    names = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")}
     with contextlib.suppress(ImportError, KeyError):  # not Unix, or a container's user without an entry
         import pwd
 

@@ -121,11 +121,12 @@ def main(argv: list[str]) -> int:
 def _renaming(typed: str, argv: list[str]) -> Callable[[str], str] | None:
     """Returns what replaces ./run.sh in messages by what its reader has to type; None in the checkout itself.
 
-    typed: the path of run.sh as it was typed.  What is sent to others keeps ./run.sh.
+    typed: the path of run.sh as it was typed.  What is sent to others, as through a pipe, keeps ./run.sh.
     """
     if paths.INSTALLED:
         return escape.installed
-    if not typed or Path(paths.working_folder()).resolve() == paths.REPO or {*SENT} & {*argv}:
+    is_sent = {*SENT} & {*argv} or (argv[:1] == ["pr"] and not sys.stdout.isatty())  # Markdown for the thread
+    if not typed or Path(paths.working_folder()).resolve() == paths.REPO or is_sent:
         return None
     return lambda text: text.replace("./run.sh", shlex.quote(typed))
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
-from bench.base import atomic, private, utc
+from bench.base import atomic, credentials, private, utc
 from bench.base.metric import VAL_LOSS, Metric, named
 from bench.base.paths import REPO, results_root, shown
 from bench.base.reading import json_file, plain_file
@@ -97,14 +97,19 @@ def public(overrides: Iterable[str]) -> list[str]:
 
 def typed(folder: Path, overrides: Iterable[str]) -> list[str]:
     """Returns public() overrides of a sweep as its user typed them, as far as this machine knows."""
-    known = atomic.read_json(folder / LOCAL, {})
-    return [known.get(text, text) for text in overrides]
+    known = {text: own for text, own in _typed_by_public(folder).items() if public([str(own)]) == [text]}
+    return [str(known.get(text, text)) for text in overrides]
+
+
+def _typed_by_public(folder: Path) -> dict[str, Any]:
+    return cast(dict[str, Any], atomic.read_json(folder / LOCAL, {}))
 
 
 def _remember(folder: Path, overrides: Iterable[str]) -> None:
     """Keeps for typed() what public() changes."""
-    known, overrides = atomic.read_json(folder / LOCAL, {}), list(overrides)
-    changed = {short: text for short, text in zip(public(overrides), overrides, strict=True) if short != text}
+    known, overrides = _typed_by_public(folder), list(overrides)
+    pairs = zip(public(overrides), overrides, strict=True)
+    changed = {short: text for short, text in pairs if short != text == credentials.redacted(text)}  # no credential
     if changed.items() - known.items():
         atomic.write_json(folder / LOCAL, known | changed)
         os.chmod(folder / LOCAL, 0o600)
@@ -142,9 +147,16 @@ def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping[str, 
 
 def end(folder: Path, why: str | None = None) -> None:
     """Notes that the sweep has ended.  why: the reason if not every point has a run, else None."""
-    with contextlib.suppress(OSError, ValueError):  # Hydra's own file, which nothing of ours reads
-        atomic.write_text(folder / "multirun.yaml", private.redact(plain_file.text(folder / "multirun.yaml"), REPO))
+    hide(folder)
     atomic.write_json(folder / NAME, {**read(folder), "ended_at": utc.now(), "why": why})
+
+
+def hide(folder: Path) -> None:
+    """Redacts Hydra's own file of a sweep, which nothing of ours reads."""
+    path = folder / "multirun.yaml"
+    with contextlib.suppress(OSError, ValueError):
+        if (text := plain_file.text(path)) != (public_text := private.redact(text, REPO)):
+            atomic.write_text(path, public_text)
 
 
 def read(folder: Path | str) -> Facts:

@@ -1,6 +1,7 @@
 """Makes a race's plan: checks each arm by its own code, draws seeds and an order, enters a hash into the ledger."""
 
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -43,12 +44,15 @@ def begin(
     agree_on_machine(facts, anyway, draft["on"])
     draft["python_sha256"] = python_code.sha256(arm_process.pythons_of(draft["arms"]))
     typed = {name: {key: arm[key] for key in state.PRIVATE if key in arm} for name, arm in draft["arms"].items()}
-    draft["arms"] = {name: arm | private.redact_all(typed[name], REPO) for name, arm in draft["arms"].items()}
+    whole = draft["arms"]
+    draft["arms"] = {name: arm | private.redact_all(typed[name], REPO) for name, arm in whole.items()}
+    draft["typed"] = private.secret_hash(json.dumps(typed)) if draft["arms"] != whole else None
     folder = race_folder.of(results, draft["race_id"])
     try:
         folder.mkdir(parents=True)
-        atomic.write_json(folder / race_folder.LOCAL, typed)
-        os.chmod(folder / race_folder.LOCAL, 0o600)
+        if draft["typed"]:
+            atomic.write_json(folder / race_folder.LOCAL, typed)
+            os.chmod(folder / race_folder.LOCAL, 0o600)
         atomic.write_json(folder / "plan.json", draft)
         ledger.append(results, "plan", **_facts_of(draft))
     except OSError as error:

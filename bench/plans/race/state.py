@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from bench.base import atomic, private
-from bench.base.paths import REPO
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.plans import locks
@@ -79,15 +79,18 @@ class State:
 
     @functools.cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
-        """The arms of the plan with paths as they were typed, as far as this machine knows them.
+        """The arms of the plan with paths as they were typed.
 
-        Raises ValueError if it knows other arms than those of the plan.
+        Raises ValueError if the file with these is not there any more, or not that of the plan.
         """
-        typed = atomic.read_json(self.folder / race_folder.LOCAL, {})
-        arms = {name: arm | typed.get(name, {}) for name, arm in self.plan["arms"].items()}
-        if private.redact_all(arms, REPO) != private.redact_all(self.plan["arms"], REPO):
-            raise ValueError(f"{self.folder / race_folder.LOCAL}: it was changed while the race was running")
-        return arms
+        if not self.plan.get("typed"):
+            return cast(dict[str, dict[str, Any]], self.plan["arms"])
+        path = self.folder / race_folder.LOCAL
+        typed = atomic.read_json(path, {})
+        if private.secret_hash(json.dumps(typed)) != self.plan["typed"]:
+            what = "was changed while the race was running" if typed else "is gone, or cannot be read"
+            raise ValueError(f"{path}: {what}, and it alone has the arms' paths as they were typed: begin a new race")
+        return {name: arm | typed[name] for name, arm in self.plan["arms"].items()}
 
     def next_slot(self) -> Slot | None:
         """Returns the first open slot, or None."""

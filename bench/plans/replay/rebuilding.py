@@ -23,7 +23,7 @@ import yaml
 from bench.base import atomic, private
 from bench.base.paths import REPO, results_root
 from bench.base.reading import plain_file
-from bench.base.units import MIB
+from bench.base.units import MIB, format_bytes
 from bench.config import groups
 from bench.data.sources.source import data_root
 from bench.machine import code_state, environment, git, processes, sandbox
@@ -40,6 +40,7 @@ OWN = ("own", "script")  # folders of code/ with the user's own code
 CHANGED = "the record was changed or is incomplete"
 LOCK = ".replay.lock"
 IMPORT_PATH = re.compile(r"\S+:\w+")  # as bench/config/user_code.py has it, within all settings
+MAX_MADE_BYTES = 64 * MIB  # of a replay in a sandbox beyond twice what it takes on the disk, which may compress
 LINES = "dialect.yaml"  # the patterns of a script's lines, which a yaml of its author described
 RECORDED = "recorded"  # the choice of each group whose yaml is written from a record's config.yaml
 NOT_REPEATED = ("seed=", "exporters", "script.rev=", "checkpoint", "resume=", "hardware.sandbox=")  # overrides
@@ -177,26 +178,21 @@ class Sandbox:
         into = replays_root() / self._recorded.run["track"] / folder.name
         if not run_folder.read(folder) or not race_folder.NAME.fullmatch(folder.name) or into.exists():
             raise ValueError(f"{self._recorded.name}: its replay left a folder that is no run's: {folder.name!r}")
-        for entry in plain_file.entries_below(folder):
-            if entry.is_file(follow_symlinks=False):
-                if _has_hole(entry.path):
-                    where = os.path.relpath(entry.path, folder)
-                    raise ValueError(f"{self._recorded.name}: its replay left a file with a hole: {where!r}")
-                target = into / os.path.relpath(entry.path, folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(entry.path, target, follow_symlinks=False)
+        files = [entry for entry in plain_file.entries_below(folder) if entry.is_file(follow_symlinks=False)]
+        facts = [entry.stat(follow_symlinks=False) for entry in files]
+        on_disk = sum({(each.st_dev, each.st_ino): 512 * each.st_blocks for each in facts}.values())
+        if (num_bytes := sum(each.st_size for each in facts)) > MAX_MADE_BYTES + 2 * on_disk:
+            sizes = f"{format_bytes(num_bytes)} of files that take {format_bytes(on_disk)} on the disk"
+            raise ValueError(f"{self._recorded.name}: its replay left {sizes}, by holes or links: not copied")
+        for entry in files:
+            target = into / os.path.relpath(entry.path, folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(entry.path, target, follow_symlinks=False)
         run = cast(Any, run_folder.read(into))
         run["ledger_sha256"] = ledger.started(replays_root(), into, run)
         atomic.write_json(into / "run.json", run)
         ledger.ended(replays_root(), into, run)
         return into
-
-
-def _has_hole(path: str) -> bool:
-    """Returns whether a copy of this file would fill the disk with zeros that the file itself does not keep there."""
-    with open(path, "rb") as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        return num_bytes > MIB and os.lseek(file.fileno(), 0, os.SEEK_HOLE) < num_bytes
 
 
 def overrides_of(recorded: Recorded, tree: Checkout) -> list[str]:

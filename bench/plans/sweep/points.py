@@ -11,7 +11,7 @@ import shlex
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.plans.sweep import packing, search
 from bench.plans.sweep.elsewhere import Unfinished, followed
-from bench.record import failures, ledger, run_folder, store, sweep
+from bench.record import configs, failures, ledger, run_folder, store, sweep
 from bench.record.rows import metric_of, row_of
 
 Run = dict[str, Any]  # a record, with its folder
@@ -83,6 +83,7 @@ class Points:
         ended_by: str | None = None
         try:
             with raise_interrupted():
+                sweep.hide(self.folder)  # Hydra has written it just before
                 if why := sweep.read(self.folder)["why"]:
                     say("sweep", f"not begun: the sweep has ended: {why}", always=True)
                     return None
@@ -109,6 +110,7 @@ class Points:
 
         settings: hydra.launcher.* of our launcher. Raises Interrupted, Unfinished, ValueError.
         """
+        sweep.hide(self.folder)
         where = self._places(points, settings)
         machine = where[0].machine() if where else None
         jobs = [prepare(overrides, say=lambda text: say("data", text), machine=machine) for overrides in points]
@@ -267,7 +269,6 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
-    _refuse_strangers_code(folder)
     arms = (_winners_of_study if (folder / sweep.STUDY).exists() else _winners_of_sweep)(folder)[:top]
     if len(arms) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(arms)} configs with complete runs")
@@ -288,18 +289,26 @@ def _winners_of_sweep(folder: Path) -> list[str]:
             losses.setdefault(config_id, {})[run["run_id"]] = metric_of([row]).sign * score
     best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))
     typed = [sweep.typed(folder, overrides_of[config_id]) for config_id in best]
+    _refuse_strangers_code(folder, typed)
     return [f"{name}={shlex.join(overrides)}" for name, overrides in zip(ARM_NAMES, typed)]
 
 
-def _refuse_strangers_code(folder: Path) -> None:
-    """Raises ValueError if a sweep that was collected names code, which a race of its arms would run unasked."""
-    own = ledger.runs_of(ledger.read(folder.parent.parent).own_lines)
-    for point in sweep.points(folder):
-        is_own = point.folder is None or f"{point.folder.parent.name}/{point.folder.name}" in own
-        named = next((text for text in point.overrides if text.lstrip("+").startswith("script") or ":" in text), None)
-        if named and not is_own:
+def _refuse_strangers_code(folder: Path, arms: Iterable[Sequence[str]]) -> None:
+    """Raises ValueError if an arm's words name code and are not those of a run of this machine, as a collected sweep's
+    may be: a race would run that code unasked."""
+    own = ledger.runs_of(ledger.read(results_root()).own_lines)
+    places = [point.folder for point in sweep.points(folder) if point.folder]
+    mine = [place for place in places if _is_below(place, results_root()) and "/".join(place.parts[-2:]) in own]
+    typed = [set(configs.as_typed(place)) for place in mine]
+    for words in arms:
+        named = next((text for text in words if text.lstrip("+").startswith("script") or ":" in text), None)
+        if named and not any({*sweep.public(words)} <= {*sweep.public(of_run)} for of_run in typed):
             remedy = f"read that code, and type the arms yourself: ./run.sh race A='{named} ...' B=..."
-            raise ValueError(f"{folder.name}: was collected from another machine and names code ({named}): {remedy}")
+            raise ValueError(f"{folder.name}: no run of this machine has its code ({named}): {remedy}")
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _winners_of_study(folder: Path) -> list[str]:
@@ -314,4 +323,5 @@ def _winners_of_study(folder: Path) -> list[str]:
     ordered = [baseline, *sorted((name for name in others if name in best_of), key=lambda name: best_of[name])]
     tuned = {name: f"{study['tune']}={best_of[name][1]!r}" for name in ordered if baseline in best_of}
     words = {name: sweep.typed(folder, [*study["common"], *study["arms"][name]]) for name in tuned}
+    _refuse_strangers_code(folder, words.values())
     return [f"{name}={shlex.join([*words[name], best])}" for name, best in tuned.items()]
