@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_431,
+    "base": 2_463,
     "config": 3_321,
-    "machine": 4_617,
+    "machine": 4_619,
     "data": 1_669,
-    "record": 7_498,
+    "record": 7_521,
     "web": 1_149,
     "analysis": 8_281,
     "training": 8_847,
     "compare": 3_509,
-    "launch": 7_371,
+    "launch": 7_372,
     "report": 4_690,
-    "plans": 9_613,
+    "plans": 9_633,
     "claims": 3_529,
     "api": 1_352,
-    "cli": 4_601,
+    "cli": 4_609,
     "models": 3_442,
-    "tests": 57_457,
+    "tests": 57_488,
 }
 SLACK = 250
 

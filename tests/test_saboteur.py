@@ -20,7 +20,7 @@ from test_sandbox import needs_one
 from bench.api import comparing
 from bench.cli import race
 from bench.cli.main import main as bench
-from bench.machine import environment, processes, python_code
+from bench.machine import environment, processes, surroundings
 from bench.plans.race import arm_process
 from bench.record import validity
 
@@ -131,16 +131,16 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
     (packages / "torch/a.py").write_text("")
     (tmp_path / "group").mkdir()
     (tmp_path / "group/cpu.shares").write_text("1024")
-    monkeypatch.setattr(environment, "_cgroups", lambda controller: [tmp_path / "group"])
+    monkeypatch.setattr(environment, "cgroups", lambda controller: [tmp_path / "group"])
     (tmp_path / "program").mkdir()
     (tmp_path / "program/.venv").symlink_to(tmp_path)  # the default interpreter of its scripts
     for word in (f"script.root={tmp_path}/program", f"script.python={tmp_path}/bin/python"):
         pythons = arm_process.pythons_of({"A": {"overrides": ["track=free", word]}})
         assert [Path(python).resolve() for python in pythons] == [tmp_path / "bin/python"]
-    before = environment.surroundings(pythons)
+    before = surroundings.facts(pythons)
 
     def changed():
-        after = environment.surroundings(pythons)
+        after = surroundings.facts(pythons)
         return [name for name in after if after[name] != before[name]]
 
     (packages / "torch/__pycache__/a.pyc").write_text("compiled")
@@ -162,9 +162,9 @@ def test_a_package_that_is_a_link_is_watched_too(tmp_path):
     (store / "a.py").write_text("")
     (packages / "net").symlink_to(store)
     (store / "loop").symlink_to(packages)
-    before = python_code.states([f"{tmp_path}/bin/python"])
+    before = surroundings.python_code([f"{tmp_path}/bin/python"])
     (store / "a.py").write_text("import time")
-    after = python_code.states([f"{tmp_path}/bin/python"])
+    after = surroundings.python_code([f"{tmp_path}/bin/python"])
     assert [name for name in after if after[name] != before[name]] == [f"the Python code in {packages}"]
 
 
@@ -172,12 +172,12 @@ def test_bytecode_that_is_not_its_sources_is_found(tmp_path, monkeypatch):
     """A cheat: a .pyc that Python takes for that of an unchanged source."""
     packages = tmp_path / "lib/python3.11/site-packages"
     packages.mkdir(parents=True)
-    monkeypatch.setattr(python_code, "_folders", lambda interpreters: {str(packages)})
+    monkeypatch.setattr(surroundings, "_folders", lambda interpreters: {str(packages)})
     source, since_s, known = packages / "helper.py", time.time(), set()
     source.write_text("def f(x):\n    return [x for x in range(3)]\n")
 
     def forged():
-        return python_code.forged_bytecode([], since_s, known)
+        return surroundings.forged_bytecode([], since_s, known)
 
     honest = Path(py_compile.compile(str(source)))
     assert forged() is None and known == {(str(honest), honest.stat().st_ctime_ns)}
@@ -192,7 +192,7 @@ def test_bytecode_that_is_not_its_sources_is_found(tmp_path, monkeypatch):
     assert forged() == str(honest)
     honest.write_bytes(b"damaged")
     assert forged() == str(honest)
-    assert python_code.forged_bytecode([], time.time() + 9, set()) is None
+    assert surroundings.forged_bytecode([], time.time() + 9, set()) is None
 
 
 STARVED = """

@@ -188,7 +188,7 @@ def test_an_edit_of_a_dialect_of_ones_own_is_another_config_and_its_patterns_are
         prepare.prepare([*setup[:-1], *lines, "goal.metric=val_bpb"])
 
 
-@pytest.mark.parametrize("number", ["nan", "5e+307"])
+@pytest.mark.parametrize("number", ["nan", "5e+307", "n/a", "0,5"])
 def test_a_metric_whose_last_value_is_no_number_fails_the_run(tmp_path, number):
     """Else such runs, the bad ones, would not count."""
     prints = "for step in range(3): print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
@@ -196,7 +196,8 @@ def test_a_metric_whose_last_value_is_no_number_fails_the_run(tmp_path, number):
     goal = ["goal.metric=accuracy", "goal.metric_direction=higher", r"goal.metric_pattern='accuracy (?P<value>\S+)'"]
     alone = ["script.torchrun=false", "track=free", *goal]
     failure = real_runs.run_json(scripted.run(tmp_path / "results", tmp_path / "train.py", *alone, expect=1))["failure"]
-    message = f"the last accuracy that the script printed is {number}, at step 2"
+    read = number if number == "5e+307" else "nan"
+    message = f"the last accuracy that the script printed is {read}, at step 2"
     assert (failure["kind"], failure["message"]) == ("non_finite_loss", message)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.base import atomic, credentials
-from bench.base.paths import COPY_NAME, copy_roots, state_root
+from bench.base.paths import COPY_NAME, REPO, copy_roots, state_root
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import MIB
@@ -154,6 +154,17 @@ def _hosts() -> tuple[str, ...]:
         if labels & {alias.partition(".")[0] for alias in aliases}:
             names |= set(aliases)
     return tuple(sorted(name for name in names if name.partition(".")[0].lower() not in LOCAL))
+
+
+def way(target: Path, at: Path | str) -> str | None:
+    """Returns the relative path from a page's folder to a file; None if it would lead through a private folder.
+
+    A page is sent to others, who do not have that folder.
+    """
+    relative = os.path.relpath(target.resolve(), Path(at).resolve())
+    parts = [part for part in relative.split(os.sep) if part != ".."]
+    absolute = os.path.join(os.sep, *parts)
+    return relative if len(parts) == relative.count(os.sep) + 1 or redact(absolute, REPO) == absolute else None
 
 
 def redact_all(values: Any, repo: Path | str) -> Any:

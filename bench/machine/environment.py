@@ -9,9 +9,8 @@ import json
 import os
 import platform
 import re
-import resource
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base import credentials, private
 from bench.base.paths import CHECKOUT, REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
-from bench.machine import gpus, leases, python_code
+from bench.machine import gpus, leases
 
 if TYPE_CHECKING:
     from bench.config.schema import HardwareConfig
@@ -40,8 +39,6 @@ PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
 VENDORED = "_vendor"  # setuptools' copies of packages, which its import (by torch's compiler) adds to sys.path
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup v2, v1
-OF_PROCESS = ("cgroup", "autogroup", "timerslack_ns", "oom_score_adj", "coredump_filter")  # of /proc/self, inherited
-CPU_LIMITS = ("cpu.max", "cpu.weight", "cpu.cfs_quota_us", "cpu.shares", "cpuset.cpus")  # of cgroup v2 and v1
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 Facts = dict[str, Any]
 
@@ -166,7 +163,7 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cgroups(controller: str) -> list[Path]:
+def cgroups(controller: str) -> list[Path]:
     """Returns folders of the control groups that limit this process's use of cpu or memory: its own, a container's, a
     systemd scope's or a SLURM step's, and those around it; of cgroup v2 and v1 (cgroups(7)).  Some may not exist."""
     folders = []
@@ -182,7 +179,7 @@ def _cgroups(controller: str) -> list[Path]:
 def cpu_quota_cores() -> float | None:
     """Returns how many cores' worth of time this process's control groups may use, or None without a limit."""
     limits = []
-    for group in _cgroups("cpu"):
+    for group in cgroups("cpu"):
         quota, _, period = (text_of(group / "cpu.max") or "").partition(" ")
         quota = quota or text_of(group / "cpu.cfs_quota_us") or "max"
         period = period or text_of(group / "cpu.cfs_period_us") or ""
@@ -191,28 +188,10 @@ def cpu_quota_cores() -> float | None:
     return min(limits, default=None)
 
 
-def surroundings(pythons: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns what the runs of a race get from this process and from the installed Python, by name.
-
-    Another process of the same user may change it, and the runs of one arm must not change it for those of the other.
-    pythons: as in python_code.states().
-    """
-    facts: dict[str, Any] = {"the priority": os.getpriority(os.PRIO_PROCESS, 0)}
-    if hasattr(os, "sched_getaffinity"):
-        facts |= {"the CPU cores": os.sched_getaffinity(0), "the scheduling policy": os.sched_getscheduler(0)}
-    numbers = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-    facts |= {f"the {name}": resource.getrlimit(number) for name, number in numbers.items()}
-    facts |= {f"the {name}": text_of(f"/proc/self/{name}") for name in OF_PROCESS}
-    facts["the limits of the control groups"] = [
-        [text_of(group / limit) for limit in CPU_LIMITS] for group in _cgroups("cpu")
-    ]
-    return facts | python_code.states(pythons)
-
-
 def available_memory_gib() -> float | None:
     """Returns the memory available in the machine or, if less, in this process's control groups; None if unknown."""
     limits_gib = [meminfo_gib("MemAvailable")]
-    for group in _cgroups("memory"):
+    for group in cgroups("memory"):
         for limit_name, used_name in MEMORY_LIMITS:
             limit, used = text_of(group / limit_name), text_of(group / used_name)
             if limit and used and limit != "max":

@@ -5,14 +5,13 @@ Reads race.json (written by bench/plans/race/runner.py) and the records of the r
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.base import atomic, metric
+from bench.base import atomic, metric, private
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
@@ -111,7 +110,8 @@ def staircase(folder: Path | str, at: Path | str, race: Mapping[str, Any]) -> Sh
     """Returns the link from a page in the folder at to the staircase of a ladder's race; None for other races."""
     if not ((race.get("plan") or {}).get("ladder") and race.get("result")):
         return None
-    return link("its staircase", quote(os.path.relpath(Path(folder) / race_folder.STAIRCASE, at)))  # written later
+    way = private.way(Path(folder) / race_folder.STAIRCASE, at)  # which is written later
+    return link("its staircase", way and quote(way))
 
 
 # ---- who raced, and how it ended

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bench.analysis.diagnosis import stalls
+from bench.base import private
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted
@@ -84,7 +85,7 @@ def where(folder: Path, run: Record, at: Path) -> Section:
         facts["command"] = code(" ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
         facts["started"] = run["started_at"]
-        replayed, way = certificates.sentence(folder), os.path.relpath(folder.resolve(), at.resolve())
+        replayed, way = certificates.sentence(folder), private.way(folder, at)
         facts["certificate"] = _link(folder, certificates.FILE, way, replayed) if replayed else None
     shards = [
         [split, file["file"], file["num_tokens"], code(file["sha256"])]
@@ -148,8 +149,7 @@ def files(folder: Path, run: Record, at: Path) -> Section:
     settings = [path for path in settings if not path.is_symlink()]  # to a file of the reader's own
     parts = [Section(path.name, [Verbatim(_text(path))], is_folded=True) for path in settings]
     entries = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
-    way = os.path.relpath(folder.resolve(), at.resolve())
-    lines = []
+    way, lines = private.way(folder, at), list[list[Any]]()
     for file in entries:
         size = format_bytes(file["num_bytes"]) if "num_bytes" in file else None
         sha256 = code(file["sha256"]) if file.get("sha256") else None
@@ -166,10 +166,10 @@ def _text(path: Path) -> str:
         return str(error)
 
 
-def _link(folder: Path, name: str, way: str, text: str | None = None) -> Shown:
+def _link(folder: Path, name: str, way: str | None, text: str | None = None) -> Shown:
     if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often left out when a run is sent
         return coloured(name, "soft", "not in this folder")
-    return link(text or name, quote(os.path.normpath(f"{way}/{name}")))
+    return link(text or name, way and quote(os.path.normpath(f"{way}/{name}")))
 
 
 def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[str, Any]]) -> Section:

@@ -1,6 +1,5 @@
 """The page of one run: how it ended and its numbers, then loss and step times, then everything that was recorded."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from urllib.parse import quote
 
 from bench.analysis.memory import page as memory_page
 from bench.analysis.memory import pickles
-from bench.base import escape, text_table
+from bench.base import escape, private, text_table
 from bench.base.metric import VAL_LOSS, from_goal
 from bench.base.reading.damage import reading_record
 from bench.record import race_folder, run_folder, step_files
@@ -116,7 +115,8 @@ def state(run: Mapping[str, Any], hint: str = "") -> Shown:
 def link_to(folder: Path | str | None, at: Path | str) -> str | None:
     """Returns the link from a page in the folder at to the page of a run, or None without one (folder None: a log)."""
     path = Path(folder).resolve() / NAME if folder else None
-    return quote(os.path.relpath(path, Path(at).resolve())) if path and path.exists() else None
+    way = private.way(path, at) if path and path.exists() else None
+    return way and quote(way)
 
 
 def block(folder: Path | str) -> str:
@@ -194,8 +194,8 @@ def _race(run: Record, folder: Path, at: Path) -> Shown:
     except ValueError:
         return code(text)
     has_ended = (target / "race.json").exists()  # the page is written together with it
-    href = quote(os.path.relpath(target / "race.html" if has_ended else target, at.resolve()))
-    return link(text, href if target.exists() else None)
+    way = private.way(target / "race.html" if has_ended else target, at) if target.exists() else None
+    return link(text, way and quote(way))
 
 
 def memory_of_run(folder: Path) -> Section:

@@ -4,14 +4,13 @@ Reads study.json, the trials and the race of ./run.sh study; writes study.html, 
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.base import atomic, escape, stats
+from bench.base import atomic, escape, private, stats
 from bench.base.metric import Metric
 from bench.base.text_table import counted
 from bench.compare import same_loss, wording
@@ -132,7 +131,8 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
         Section("Method", [Lines(_method(study, race, against))]),
     ]
     title = f"Study: {and_(others)} against {baseline}, {study['tune']} tuned"
-    way = link(race["race_id"], quote(os.path.relpath(race_path / race_page.NAME, Path(at or folder).absolute())))
+    relative = private.way(race_path / race_page.NAME, at or folder)
+    way = link(race["race_id"], relative and quote(relative))
     data = {"study": study, "trials": trials, "same_loss": same, "heads": heads, "table": rows, "race": race}
     trained = run_facts.training(runs[0][0] for runs in arms.values() if runs)
     about = [fact for fact in (trained, f"track {race['track']}", folder.name, way) if fact]

@@ -4,6 +4,7 @@ The launcher calls it once the ranks have ended.  It reads the script's lines wi
 script opened and how it ended (training/script_worker.py).
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -249,8 +250,8 @@ def _add_own_metric(
         if match := re.search(pattern, text[:MAX_LINE_CHARS]):
             number = match.groupdict().get("step")
             step, value = as_number(number) if number else latest, as_number(match["value"])
-            if value is not None and step in by_step:
-                by_step[step][name] = value
+            if step in by_step:
+                by_step[step][name] = math.nan if value is None else value  # "n/a" is a value that is none
 
 
 def count_wall(rows: list[StepRow]) -> None:

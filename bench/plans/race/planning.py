@@ -17,7 +17,7 @@ from bench.base.reading.damage import reading_record
 from bench.compare import eligibility, target
 from bench.launch import ready
 from bench.launch.console import say
-from bench.machine import git, leases, python_code
+from bench.machine import git, leases, surroundings
 from bench.machine.preflight import Check
 from bench.plans.race import arm_process, plan, state, worktrees
 from bench.record import ledger, race_folder
@@ -42,7 +42,7 @@ def begin(
     """
     draft, facts = planned(request, results, anyway, facts, may_be_identical)
     agree_on_machine(facts, anyway, draft["on"])
-    draft["python_sha256"] = python_code.sha256(arm_process.pythons_of(draft["arms"]))
+    draft["python_sha256"] = surroundings.python_sha256(arm_process.pythons_of(draft["arms"]))
     typed = {name: {key: arm[key] for key in state.PRIVATE if key in arm} for name, arm in draft["arms"].items()}
     whole = draft["arms"]
     draft["arms"] = {name: arm | private.redact_all(typed[name], REPO) for name, arm in whole.items()}

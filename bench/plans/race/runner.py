@@ -13,7 +13,7 @@ from bench.launch.console import Bars, say
 from bench.launch.nodes import joining
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
-from bench.machine import code_copy, environment, git, leases, processes, python_code
+from bench.machine import code_copy, git, leases, processes, surroundings
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, condition, plan, planning, spoiled, state, worktrees
 from bench.plans.race.state import Slot, State
@@ -167,9 +167,9 @@ def series_of(design: Mapping[str, Any], num_done: int = 0, live: bool = True) -
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
     pythons, arms = arm_process.pythons_of(race.arms), race.arms
-    if race.plan.get("python_sha256") not in (None, python_code.sha256(pythons)):  # after an interrupt
+    if race.plan.get("python_sha256") not in (None, surroundings.python_sha256(pythons)):  # after an interrupt
         raise ValueError(f"{race.race_id}: the installed Python code changed since it was planned: begin a new race")
-    before, bytecode = environment.surroundings(pythons), set[tuple[str, int]]()
+    before, bytecode = surroundings.facts(pythons), set[tuple[str, int]]()
     ended = [slot for slot in race.slots if slot.is_done]
     # an interrupt may have come before these were asked
     if ended and (why := spoiled.forged(race, bytecode) or spoiled.by(race, ended[-1], arms[ended[-1].arm], ())):
@@ -195,7 +195,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 race = _run_one(race, slot, folders[slot.arm], show, series)
                 strays = end_strays()
             done = race.slots[slot.position]
-            if changed := [name for name, value in environment.surroundings(pythons).items() if value != before[name]]:
+            if changed := [name for name, value in surroundings.facts(pythons).items() if value != before[name]]:
                 run_name, _ = done.attempts[-1]
                 meanwhile = f"while {run_name} of {done.arm} ran"
                 return "abandoned", f"{meanwhile}, {changed[0]} changed, which all runs of this race share"

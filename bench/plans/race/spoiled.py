@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.base import utc
-from bench.machine import python_code
+from bench.machine import surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
@@ -13,7 +13,7 @@ from bench.record import failures, verification
 def forged(race: State, known: set[tuple[str, int]]) -> str | None:
     """Returns why bytecode that was written since the plan ends the race, or None. known: as of forged_bytecode()."""
     since_s = utc.seconds(race.plan["made_at"])
-    path = python_code.forged_bytecode(arm_process.pythons_of(race.arms), since_s, known)
+    path = surroundings.forged_bytecode(arm_process.pythons_of(race.arms), since_s, known)
     return path and f"{path} was written during this race, and is not what its source compiles to"
 
 

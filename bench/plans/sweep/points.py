@@ -296,15 +296,15 @@ def _winners_of_sweep(folder: Path) -> list[str]:
 def _refuse_strangers_code(folder: Path, arms: Iterable[Sequence[str]]) -> None:
     """Raises ValueError if an arm's words name code and are not those of a run of this machine, as a collected sweep's
     may be: a race would run that code unasked."""
-    own = ledger.runs_of(ledger.read(results_root()).own_lines)
+    naming = [words for words in arms if any(text.lstrip("+").startswith("script") or ":" in text for text in words)]
+    own = ledger.runs_of(ledger.read(results_root()).own_lines) if naming else {}
     places = [point.folder for point in sweep.points(folder) if point.folder]
     mine = [place for place in places if _is_below(place, results_root()) and "/".join(place.parts[-2:]) in own]
-    typed = [set(configs.as_typed(place)) for place in mine]
-    for words in arms:
-        named = next((text for text in words if text.lstrip("+").startswith("script") or ":" in text), None)
-        if named and not any({*sweep.public(words)} <= {*sweep.public(of_run)} for of_run in typed):
-            remedy = f"read that code, and type the arms yourself: ./run.sh race A='{named} ...' B=..."
-            raise ValueError(f"{folder.name}: no run of this machine has its code ({named}): {remedy}")
+    typed = [{*sweep.public(configs.as_typed(place))} for place in mine]
+    for words in naming:
+        if not any({*sweep.public(words)} <= of_run for of_run in typed):
+            remedy = "read that code, and type the arms yourself: ./run.sh race A='...' B='...'"
+            raise ValueError(f"{folder.name}: no run of this machine has an arm's code ({shlex.join(words)}): {remedy}")
 
 
 def _is_below(path: Path, folder: Path) -> bool:

@@ -58,7 +58,7 @@ class Form:
         row: Row = {}
         for pattern, offset in self.patterns.items():
             if match := re.search(pattern, line):
-                row |= {name: as_number(text) for name, text in match.groupdict().items() if text is not None}
+                row |= {name: _value(name, text) for name, text in match.groupdict().items() if text is not None}
                 row["step"] = self._latest = int(row.get("step", self._latest)) + offset
         for name, (column, factor) in UNITS.items():
             if name in row:
@@ -119,6 +119,17 @@ class Form:
         facts = {name: match[match.re.groups] for name, match in matches if match}
         logged = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
         return logged, {"unmatched": unmatched, "num_repeated": 0}
+
+
+def _value(name: str, text: str) -> float | None:
+    """Returns a number of a line: None for a word, such as n/a, and nan for one in place of what is validated.
+
+    Raises ValueError for what is neither, such as 3,9.
+    """
+    number = as_number(text)
+    if number is None and any(map(str.isdigit, text)):
+        raise ValueError(f"{name}: {text!r} is no number")
+    return math.nan if number is None and name in VALIDATED else number
 
 
 def as_number(text: str) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from bench.base import atomic
+from bench.base import atomic, private
 from bench.base.text_table import counted
 from bench.record import certificates, configs, race_folder, store, sweep
 from bench.record.rows import COLUMNS as OF_A_ROW
@@ -287,7 +287,7 @@ def _badge(label: str, colour: str) -> Safe:
 def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path, Path], Document]) -> str:
     """Returns the link from the index to the page of a race or sweep, which is made in out/KIND/ if it is missing."""
     path = folder / name
-    if not path.exists():
+    if not path.exists() or private.way(path, out) is None:
         path = out / kind / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
         atomic.write_text(path, make(folder, path.parent).html(), durable=False)

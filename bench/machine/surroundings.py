@@ -1,6 +1,6 @@
-"""The installed Python code that the runs of a race share: packages, the standard library, interpreters, bytecode.
+"""What the runs of a race share: limits of their process, and the installed Python code with its bytecode.
 
-A run of one arm could change it for those of the other.
+A run of one arm could change it for those of the other, and so could another process of the same user.
 """
 
 import contextlib
@@ -10,34 +10,57 @@ import json
 import marshal
 import os
 import re
+import resource
 import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from bench.base import private
 from bench.base.paths import REPO
+from bench.machine import environment
 
+OF_PROCESS = ("cgroup", "autogroup", "timerslack_ns", "oom_score_adj", "coredump_filter")  # of /proc/self, inherited
+CPU_LIMITS = ("cpu.max", "cpu.weight", "cpu.cfs_quota_us", "cpu.shares", "cpuset.cpus")  # of cgroup v2 and v1
 PYCACHE = "__pycache__"
 APART = (PYCACHE, "test")  # folders without code that runs import
 HEADER_BYTES = 16  # of a .pyc: magic number, flags, time and size of the source
 FILE_TIME_S = 0.02  # by which a file system's clock may lag behind
 
 
-def states(pythons: Iterable[str] = ()) -> dict[str, list[int]]:
+def facts(pythons: Iterable[str] = ()) -> dict[str, Any]:
+    """Returns what the runs of a race get from this process and from the installed Python, by name.
+
+    pythons: as in python_code().
+    """
+    facts: dict[str, Any] = {"the priority": os.getpriority(os.PRIO_PROCESS, 0)}
+    if hasattr(os, "sched_getaffinity"):
+        facts |= {"the CPU cores": os.sched_getaffinity(0), "the scheduling policy": os.sched_getscheduler(0)}
+    numbers = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    facts |= {f"the {name}": resource.getrlimit(number) for name, number in numbers.items()}
+    facts |= {f"the {name}": environment.text_of(f"/proc/self/{name}") for name in OF_PROCESS}
+    groups = environment.cgroups("cpu")
+    facts["the limits of the control groups"] = [
+        [environment.text_of(group / limit) for limit in CPU_LIMITS] for group in groups
+    ]
+    return facts | python_code(pythons)
+
+
+def python_code(pythons: Iterable[str] = ()) -> dict[str, list[int]]:
     """Returns {"the Python code in FOLDER": [number of files, last change]} and each interpreter's state.
 
     pythons: the paths of interpreters besides this one.  A folder takes a tenth of a CPU second for 20,000 files.
     """
     interpreters = {sys.executable, *pythons}
-    facts = {f"the Python code in {private.redact(path, REPO)}": _last_change(path) for path in _folders(interpreters)}
-    return facts | {f"the interpreter {private.redact(path, REPO)}": _interpreter(Path(path)) for path in interpreters}
+    states = {f"the Python code in {private.redact(path, REPO)}": _last_change(path) for path in _folders(interpreters)}
+    return states | {f"the interpreter {private.redact(path, REPO)}": _interpreter(Path(path)) for path in interpreters}
 
 
-def sha256(pythons: Iterable[str] = ()) -> str:
-    """Returns a hash of states(), to be compared after an interrupt."""
-    return hashlib.sha256(json.dumps(states(pythons), sort_keys=True).encode()).hexdigest()
+def python_sha256(pythons: Iterable[str] = ()) -> str:
+    """Returns a hash of python_code(), to be compared after an interrupt."""
+    return hashlib.sha256(json.dumps(python_code(pythons), sort_keys=True).encode()).hexdigest()
 
 
 def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[tuple[str, int]]) -> str | None:
