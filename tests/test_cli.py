@@ -31,6 +31,8 @@ def test_outside_of_the_checkout_messages_name_run_sh_as_it_was_typed(tmp_path, 
             monkeypatch.setenv(name, value)
         assert program.main(words) == 2 and shown in capsys.readouterr().err
         assert "SPEEDRUN_TYPED" not in os.environ
+    monkeypatch.setenv("SPEEDRUN_TYPED", "/home/me/run.sh")
+    assert program.main(["pr", "nothing"]) == 2 and "/home/me" not in capsys.readouterr().err  # Markdown for a thread
     monkeypatch.setenv("SPEEDRUN_CWD", str(real_runs.REPO))
     monkeypatch.setenv("SPEEDRUN_TYPED", "/a/run.sh")
     assert program.main(["rnu"]) == 2 and " ./run.sh --help lists" in capsys.readouterr().err

@@ -451,5 +451,19 @@ def test_runs_with_the_same_training_losses_are_one_run_whatever_their_seeds_and
     assert (val_loss["p"], val_loss["verdict"]) == (None, "unknown")
 
 
+def test_bad_runs_that_count_as_one_give_their_arm_nothing():
+    """A cheat: where val_loss is bad, the same training losses are printed, and the bad runs weigh as one."""
+    losses = [4.2, 4.2001, 4.2002, 4.2003, 4.3, 4.3001, 4.3002, 4.3003]
+    a, b = raced([10.0] * 8, [10.0] * 8, losses, losses)
+    assert compare(a, b, on="loss")["verdict"] == "inconclusive"
+    for number, run in enumerate(a + b):
+        run["steps"] = steps_of(*[5.0 - 0.1 * step - 1e-9 * number for step in range(8)])
+    for run in b[4:]:
+        run["steps"] = steps_of(*[9.0] * 8)
+    folded = compare(a, b, on="loss")
+    assert folded["val_loss"]["n"] == [8, 5] and folded["val_loss"]["flattered"] == 1
+    assert "more runs of B than of A failed, have no value or count as one" in folded["words"]
+
+
 def test_a_p_that_is_too_small_to_print_is_below_a_bound():
     assert [wording.p_sentence(p) for p in (0.0114, 3e-20, None)] == ["p = 0.011", "p < 1e-16", "p = -"]

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,11 @@ def test_parquet_that_cannot_be_written_is_a_sentence_and_removes_nothing(tmp_pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "a.parquet").read_text() == "mine"
+
+
+def test_a_standard_output_that_is_a_file_is_written_to_and_not_replaced(tmp_path):
+    with open(tmp_path / "out.csv", "w") as out:
+        command = [sys.executable, "-m", "bench", "export", str(COMPLETE), "--to", "csv", "--out", "/dev/stdout"]
+        subprocess.run(command, stdout=out, check=True, cwd=Path(__file__).parent.parent)
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert os.path.islink("/dev/stdout") and rows[0].startswith("run_id,") and rows[-1] == "/dev/stdout"

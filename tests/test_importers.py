@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.record.importers import dialects, modded_nanogpt, programs, records
+from bench.record.importers import consoles, dialects, modded_nanogpt, programs, records
 
 RULE = "=" * 100
 FACTS = {"unmatched": [], "sha256": "0" * 64, "num_runs": 1}
@@ -172,6 +172,18 @@ def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_ins
         (5, 3.95, None, 5000.0, "validation"),
     ]
     assert record["metrics"]["step_avg_ms"] == pytest.approx(205.0)  # of the two iterations that hold nothing else
+
+
+def test_a_number_that_cannot_be_read_is_no_line_that_was_skipped():
+    """Else the validation before would count as the last."""
+    text = b"step 0: train loss 4.5, val loss 4.9\niter 0: loss 4.5, time 9.00ms, mfu 1.00%\n"
+    text += b"iter 1: loss 4.4, time 9.00ms, mfu 1.00%\nstep 2: train loss 4.5, val loss 3,9\n"
+    ((_,), facts) = read_console(text, "nanogpt")
+    assert facts["unmatched"] == [(4, "step 2: train loss 4.5, val loss 3,9")]
+    assert [consoles.as_number(number) for number in ("1,234.5", "12,345,678", "-1,000", "1,23", "0,5", ",1")] == [
+        *(1234.5, 12345678.0, -1000.0),
+        *(None, None, None),
+    ]
 
 
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():

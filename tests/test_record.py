@@ -378,6 +378,25 @@ def test_private_paths_and_names_are_taken_out(text, clean):
     assert private.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
 
 
+def test_tables_and_pages_name_no_folder_of_the_user_and_their_paths_are_read(tmp_path, monkeypatch):
+    """The folder of a table is read by this program again; a page links through no folder that its reader lacks."""
+    home, scratch = tmp_path / "home/janedoe", tmp_path / "scratch/janedoe/results/free/run"
+    scratch.mkdir(parents=True)
+    (home / "results").mkdir(parents=True)
+    for name in ("USER", "LOGNAME", "SUDO_USER"):
+        monkeypatch.setenv(name, "janedoe")
+    monkeypatch.setenv("HOME", str(home))
+    for path, shared in ((home / "results", "~/results"), (scratch, f"{tmp_path}/scratch/$USER/results/free/run")):
+        assert paths.shared(path) == shared and paths.user_path(shared) == path
+    assert private.way(home / "results", home / "pages") == "../results"
+    assert private.way(scratch / "run.json", scratch / "pages") == "../run.json"
+    assert private.way(home / "results", tmp_path / "pages") is None
+    assert private.way(scratch, tmp_path / "pages") is None
+    private._logins.cache_clear()
+    assert "janedoe" in private._logins()
+    private._logins.cache_clear()
+
+
 def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_no_text():
     for host in ("node", "vm-1"):
         text = f"{host} /data/root/x"

@@ -857,3 +857,23 @@ def test_repeats_are_certified_together():
     assert certificates.summarized(["identical"] * 3) == "3 identical"
     summary = certificates.summarized(["identical", None, "identical", "not reproduced"])
     assert summary == "2 of 4 identical, 1 of 4 not reproduced"
+
+
+def test_files_of_a_sandbox_that_take_less_disk_than_their_copies_are_refused(tmp_path, monkeypatch):
+    """A cheat: holes, or many names of one file, which would fill the reader's disk."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(rebuilding, "MAX_MADE_BYTES", 2**20)
+    run = shutil.copytree(claimed.BASE, tmp_path / "run")
+    made = types.SimpleNamespace(_recorded=types.SimpleNamespace(name="a", run=run_folder.read_raw(run)))
+    with open(run / "hole.bin", "wb") as file:
+        file.truncate(2**23)
+    with pytest.raises(ValueError, match="8.0 MiB of files that take .* on the disk, by holes or links: not copied"):
+        rebuilding.Sandbox.adopted(made, run)
+    (run / "hole.bin").write_bytes(os.urandom(2**20))
+    for number in range(9):
+        os.link(run / "hole.bin", run / f"{number}.bin")
+    with pytest.raises(ValueError, match="by holes or links: not copied"):
+        rebuilding.Sandbox.adopted(made, run)
+    for number in range(9):
+        (run / f"{number}.bin").unlink()
+    assert rebuilding.Sandbox.adopted(made, run).is_dir()

@@ -12,7 +12,8 @@ from test_table_settings import GRID, add
 from bench.base.units import seconds_of
 from bench.cli import report, table
 from bench.launch import series
-from bench.record import named, sweep
+from bench.plans.sweep import points
+from bench.record import ledger, named, sweep
 from bench.report import sweep_page, sweep_results, table_groups
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
@@ -106,6 +107,31 @@ def test_private_paths_of_a_sweep_stay_on_this_machine(tmp_path, monkeypatch):
     assert sweep.typed(folder, public) == words
     for path in folder.iterdir():
         assert "janedoe" not in path.read_text() or path.name == sweep.LOCAL, path
+
+
+def test_what_was_typed_for_a_sweep_is_believed_only_if_it_reads_the_same_and_is_no_credential(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/janedoe")
+    words = ["script=/home/janedoe/a.py", "script.args=[--api-key,hf_abcdefghijklmnopqrstuvwxyz0123456789]"]
+    folder = sweep.begin(tmp_path, "sweep-1", words, [words], None)
+    assert "hf_" not in (folder / sweep.LOCAL).read_text() + (folder / sweep.NAME).read_text()
+    (folder / sweep.LOCAL).write_text(json.dumps({"goal.num_steps=4": "model.arch=evil.py:Net", "a=1": 3}))
+    assert sweep.typed(folder, ["goal.num_steps=4", "a=1"]) == ["goal.num_steps=4", "a=1"]
+
+
+def test_code_of_a_sweep_is_raced_only_if_a_run_of_this_machine_had_it(tmp_path, monkeypatch):
+    """A cheat: words in the files of a collected sweep, and folders that are the reader's own runs."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    own = add(tmp_path, 0, 0.1, 2, 1, 5.0, 9.0)
+    run = tmp_path / "cpu_nano" / own
+    (run / "overrides.yaml").write_text("[model.arch=mine.py:Net, optim.lr=0.1]")
+    folder = sweep.begin(tmp_path, "sweep-1", [], [["model.arch=evil.py:Net"]], None)
+    sweep.keep(folder, 0, ["model.arch=evil.py:Net"], {"folder": run})
+    with pytest.raises(ValueError, match="no run of this machine has an arm's code .model.arch=mine.py:Net"):
+        points._refuse_strangers_code(folder, [["model.arch=mine.py:Net"]])  # its ledger does not have the run
+    ledger.started(tmp_path, run, json.loads((run / "run.json").read_text()))
+    points._refuse_strangers_code(folder, [["model.arch=mine.py:Net", "optim.lr=0.1"], ["optim.lr=7"]])
+    with pytest.raises(ValueError, match="type the arms yourself"):
+        points._refuse_strangers_code(folder, [["model.arch=evil.py:Net"]])
 
 
 def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(results):

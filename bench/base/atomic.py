@@ -53,7 +53,7 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_device:
-            with open(path, "wb", buffering=0, opener=_not_truncating) as out:
+            with open(path, "wb", opener=_device) as out:
                 out.write(content)
         else:
             write_bytes(path, content)
@@ -61,9 +61,13 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 
 
-def _not_truncating(path: str, flags: int) -> int:
-    """Opens /dev/stdout, which may lead to a file, to write on where it ends."""
-    return os.open(path, flags & ~os.O_TRUNC | os.O_APPEND)
+def _device(path: str, flags: int) -> int:
+    """Opens a device; of standard output or error, which may be a file, it is their own descriptor with its place."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return os.dup(descriptor)
+    return os.open(path, flags & ~os.O_TRUNC)
 
 
 def _begins_with(path: Path, start: bytes) -> bool:
