@@ -70,14 +70,14 @@ BUDGET = {
     "analysis": 8_281,
     "training": 8_847,
     "compare": 3_509,
-    "launch": 7_372,
-    "report": 4_690,
-    "plans": 9_633,
+    "launch": 7_386,
+    "report": 4_691,
+    "plans": 9_626,
     "claims": 3_529,
     "api": 1_352,
     "cli": 4_609,
     "models": 3_442,
-    "tests": 57_591,
+    "tests": 57_614,
 }
 SLACK = 250
 

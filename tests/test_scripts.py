@@ -209,6 +209,18 @@ def test_a_sweep_over_scripts_has_other_settings_of_scripts(tmp_path):
     assert names == {"a-train", "b-train"}
 
 
+def test_a_sweep_of_scripts_with_data_of_their_own_goes_on_where_it_was_and_not_with_other_data(tmp_path):
+    prints = "for step in range(3): print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
+    (tmp_path / "mine.bin").write_bytes(b"1")
+    (tmp_path / "train.py").write_text(f"open({str(tmp_path / 'mine.bin')!r}, 'rb').read()\n{prints}\n")
+    swept = ["track=free", "script.torchrun=false", f"script={tmp_path / 'train.py'}", "seed=1,2"]
+    for data, num_runs in ((b"1", 2), (b"1", 2), (b"2", 4)):
+        if (tmp_path / "mine.bin").read_bytes() != data:
+            (tmp_path / "mine.bin").write_bytes(data)
+        real_runs.bench(tmp_path / "results", "run", "-m", *swept, code=0)
+        assert len(real_runs.folders(tmp_path / "results")) == num_runs
+
+
 def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_are_not_copied_again(tmp_path):
     script, data = tmp_path / "train.py", tmp_path / "data"
     lines = ["import glob, os", "for split in ('train', 'val'): open(f'data/{split}.bin', 'rb').read(10)"]

@@ -129,6 +129,17 @@ def test_a_folder_of_other_pages_is_neither_written_to_nor_cleaned(results, tmp_
     assert [path.read_text() for path in out.rglob("*") if path.is_file()] == ["mine"]
 
 
+def test_an_interrupted_site_is_made_by_the_same_command(results, tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_pages", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            site.write(site.read(results), tmp_path / "site")
+    assert site.write(site.read(results), tmp_path / "site").is_file()
+
+
 def test_what_others_put_beside_the_pages_of_runs_stays(results, tmp_path):
     site.write(site.read(results), tmp_path / "site")
     (tmp_path / "site/runs/diary.html").write_text("mine")

@@ -1,8 +1,9 @@
 """Which data and sources a script opened, as the workers of its ranks noted them, and the doubts that follow."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.base import private
 from bench.base.paths import REPO
@@ -129,3 +130,16 @@ class OpenedFiles:
             if path.startswith(folder):
                 return f"{name}/{path[len(folder) :]}"
         return path
+
+
+def changed_since(run: Mapping[str, Any], job: Job) -> Iterator[str]:
+    """Yields the names of files that a script read, other than its sources, that have changed since."""
+    script, of_rev = job.script, job.config.script is not None and job.config.script.rev is not None
+    read: Mapping[str, list[int]] = (run.get("script") or {}).get("data_states") or {}
+    for name, seen in read.items():
+        is_beside = script is not None and name.startswith("work/")
+        path = script.root / name[len("work/") :] if script and is_beside else Path(REPO, os.path.expanduser(name))
+        if not is_beside or path.is_symlink() or not of_rev:  # others of a revision are the commit's
+            now = path.stat() if path.exists() else None
+            if now is None or seen != [now.st_size, now.st_ctime_ns]:
+                yield name

@@ -170,22 +170,11 @@ def job_of(record: Recorded, say: Say) -> Job:
     if differing or job.config_id != run["config_id"]:
         problem = f"the {'sources' if differing else 'settings'} here differ from the record's"
         raise ValueError(f"{record.folder.name}: {problem}: check out what the run used, then audit it")
-    if changed := next(_changed_since(run, job), None):
+    from bench.launch.script import opened_files  # imports numpy, which a judge does not need
+
+    if changed := next(opened_files.changed_since(run, job), None):
         raise ValueError(f"{record.folder.name}: {changed} is not as the run read it: race again, then audit that")
     return job
-
-
-def _changed_since(run: Facts, job: Job) -> Iterator[str]:
-    """Yields the names of files that a script read, other than its sources, that have changed since."""
-    script, of_rev = job.script, job.config.script is not None and job.config.script.rev is not None
-    read: Mapping[str, list[int]] = (run.get("script") or {}).get("data_states") or {}
-    for name, seen in read.items():
-        is_beside = script is not None and name.startswith("work/")
-        path = script.root / name[len("work/") :] if script and is_beside else Path(REPO, os.path.expanduser(name))
-        if not is_beside or path.is_symlink() or not of_rev:  # others of a revision are the commit's
-            now = path.stat() if path.exists() else None
-            if now is None or seen != [now.st_size, now.st_ctime_ns]:
-                yield name
 
 
 def seeds_for(results: Path, run: Facts) -> dict[str, int]:

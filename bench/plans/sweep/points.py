@@ -237,12 +237,16 @@ def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
             kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
             folder_of.setdefault((*kind, row["validity"] == "valid"), folder)
-    complete = {}
+    from bench.launch.script import opened_files  # imports numpy, which other commands do not need
+
+    complete: dict[int, Run] = {}
     for number, job in enumerate(jobs):
         data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
         kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
-        if its_folder := folder_of.get((*kind, True)) or folder_of.get((*kind, False)):
-            complete[number] = _read(its_folder)
+        for of_data in [kind] + [(*kind[:-1], frozenset[str]())] * (job.script is not None):  # its own, of no shards
+            its_folder = folder_of.get((*of_data, True)) or folder_of.get((*of_data, False))
+            if its_folder and not any(opened_files.changed_since(run := _read(its_folder), job)):
+                complete.setdefault(number, run)
     return complete
 
 

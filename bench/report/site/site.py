@@ -169,7 +169,8 @@ def write(
             raise ValueError(f"{path}: is a link, and pages are written only into the folder named: remove it")
     if not (out / "runs" / files.MADE).exists() and (there := [name for name in WRITTEN if (out / name).exists()]):
         raise ValueError(f"{out / there[0]}: was there before and would be replaced: name a new folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    (out / "runs" / files.MADE).touch()  # first, so that an interrupted site is known as one
     (out / "assets").mkdir(exist_ok=True)
     for asset in ASSETS.iterdir():
         with atomic.replacing(out / "assets" / asset.name, durable=False) as file:  # an error names the copy
