@@ -151,7 +151,7 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
 def earlier_than(
     plan: Mapping[str, Any], arms_of_plan: tuple[str, str], results: Path, among: Container[str] | None = None
 ) -> Earlier | None:
-    """Returns the races of these two arms, also in the other order, that precede a plan in a ledger, which may lack it.
+    """Returns the races of these two arms, in either order, that precede a plan in a ledger, which may lack the plan.
 
     among: the ids of the races that count; None: all.
 

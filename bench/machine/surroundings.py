@@ -128,14 +128,15 @@ def _last_change(folder: str) -> list[int]:
 
 def _files(folder: str, only: str | None = None) -> Iterator[os.DirEntry[str]]:
     """Yields the files below a folder, also those that links lead to; only: of the folders of this name alone."""
-    seen, waiting = set[str](), [folder]
+    seen, waiting = set[tuple[int, int]](), [folder]
     while waiting:
         path = waiting.pop()
-        if os.path.realpath(path) in seen:
-            continue
-        seen.add(os.path.realpath(path))
         is_wanted = only in (None, os.path.basename(path))
         with contextlib.suppress(OSError), os.scandir(path) as entries:
+            facts = os.stat(path)
+            if (facts.st_dev, facts.st_ino) in seen:  # by a link
+                continue
+            seen.add((facts.st_dev, facts.st_ino))
             for entry in entries:
                 if entry.is_dir():
                     is_inner = entry.name == only or entry.name not in (*APART, "site-packages")
