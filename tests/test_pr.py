@@ -123,6 +123,27 @@ def test_bad_runs_of_its_own_code_are_its_own_wherever_they_lie(planted, capsys,
     assert f"{apart} has the candidate's code: its runs are counted as such" in report["choice"]
 
 
+def test_logs_without_code_beside_the_candidates_are_left_to_a_reader(planted, capsys):
+    folder = planted(CHANGED)
+    for number in (7, 8):
+        (folder / f"this_pr/{number}.txt").write_text(log("", 9.0, 3.31, 30 + number))
+    _, grades, report = answers(folder, capsys)
+    assert grades["mean_loss"] == "reader"
+    assert "in its folder, embeds no code: whose runs are these?" in report["answers"]["mean_loss"][1]
+
+
+def test_runs_that_count_as_one_by_their_training_losses_are_left_to_a_reader(planted, capsys):
+    """They may be the bad ones, which weigh less then."""
+    folder = planted(CHANGED)
+    for number in (0, 1):
+        path = folder / f"this_pr/{number}.txt"
+        lines = "".join(f"step:{step}/10 train_loss:5.0 train_time:{step}ms step_avg:1ms\n" for step in range(1, 10))
+        path.write_text(re.sub("(?=step:10/10)", lines, path.read_text()))
+    _, grades, report = answers(folder, capsys)
+    assert grades["mean_loss"] == "reader"
+    assert re.search("5 runs count as 4, as some have equal training losses", report["answers"]["mean_loss"][1])
+
+
 @pytest.mark.parametrize("planted_end", ["nan", "cut", "another total"])
 def test_a_run_of_its_code_that_did_not_end_is_left_to_a_reader(planted, capsys, planted_end):
     folder = planted(CHANGED)

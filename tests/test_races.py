@@ -756,6 +756,9 @@ def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_
     assert "earlier race" not in out
     runner.introduce(state.read(folder, results.folder).plan | {"race_id": "later"}, results.folder)
     assert "B: alpha is 0.025, since 1 earlier race of these arms left 50 % of it" in capsys.readouterr().out
+    design = state.read(folder, results.folder).plan | {"race_id": "later"}
+    runner.introduce(design | {"arms": dict(zip("AB", [*design["arms"].values()][::-1]))}, results.folder)
+    assert "B: alpha is 0.025, since 1 earlier race of these arms left 50 % of it" in capsys.readouterr().out
     race.main(["--abandon"])  # before its candidate ran
     capsys.readouterr()
     runner.introduce(state.read(folder, results.folder).plan | {"race_id": "later"}, results.folder)
