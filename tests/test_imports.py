@@ -72,7 +72,7 @@ BUDGET = {
     "compare": 3_509,
     "launch": 7_386,
     "report": 4_691,
-    "plans": 9_626,
+    "plans": 9_627,
     "claims": 3_529,
     "api": 1_352,
     "cli": 4_609,

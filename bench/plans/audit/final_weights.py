@@ -147,7 +147,8 @@ def _logits(folder: Path, run: Mapping[str, Any], job: Job, questions: Sequence[
             why = _ended(argv, env, tokens_NBT.numpy().tobytes(), path, limits, limit_s)
             num_scores, rest = divmod(path.stat().st_size, 4 * tokens_NBT.numel())
             if why is not None or rest or num_scores < job.dataset.vocab_size:
-                raise ValueError(f"it could not be evaluated from its weights: {(why or 'scores are missing')[:200]}")
+                why = why or f"it wrote {path.stat().st_size} bytes"
+                raise ValueError(f"the model could not be evaluated from its weights: {why[:200]}")
             shape = *tokens_NBT.shape, num_scores
             logits.append(torch.from_file(str(path), size=math.prod(shape), dtype=torch.float32).view(shape))
     return logits
