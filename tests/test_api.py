@@ -18,6 +18,7 @@ from bench.cli import compare as compare_cli
 from bench.cli import explain as explain_cli
 from bench.cli import judge as judge_cli
 from bench.cli import table as table_cli
+from bench.config import overrides
 
 REPO = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((REPO / "docs" / "notebooks").glob("*.ipynb"))
@@ -143,10 +144,16 @@ def test_the_settings_of_an_arm_may_be_values_of_python(monkeypatch, results):
     monkeypatch.setattr(racing.planning, "begin", lambda request, *others: asked.append(request) or results)
     monkeypatch.setattr(racing.runner, "go", lambda *args, **options: None)
     monkeypatch.setattr(racing, "Race", lambda *args: None)
-    b = {"script.path": "/my runs/train.py", "model.tied": False, "data.gap": None, "script.args": ["--lr", 1]}
+    b = {
+        "script.path": "/my runs/train.py",
+        "model.tied": False,
+        "data.gap": None,
+        "script.args": ["--lr", 1, "a b,c'"],
+    }
     api.race("track=free", A="", B=b, looks=[2, 4], n=4)
-    words = ["script.path=/my runs/train.py", "model.tied=False", "data.gap=null", "script.args=[--lr,1]"]
+    words = ["script.path=/my runs/train.py", "model.tied=False", "data.gap=null", "script.args=[--lr,1,'a b,c\\'']"]
     assert asked[0]["arms"]["B"]["overrides"] == ["track=free", *words] and asked[0]["looks"] == [2, 4]
+    assert overrides.parsed(words[-1]).value() == ["--lr", 1, "a b,c'"]
 
 
 def test_what_an_optional_package_is_needed_for_says_so(raced, monkeypatch):

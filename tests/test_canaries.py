@@ -133,7 +133,7 @@ def test_nothing_that_leaves_holds_a_secret(checkout, run):
     assert holding(checkout / "results") == [] and holding(checkout / "claim") == []
     copy = folder / "cpu_nano" / run.name
     done = bench(checkout, "replay", copy)
-    assert done.returncode == 2 and "it lacks script.args.0" in done.stdout + done.stderr
+    assert done.returncode == 2 and "was recorded without script.args.0" in done.stdout + done.stderr
     values = ["ada:" + CANARY + "pw", CANARY + "tok", f"ada:{CANARY}/slash", TYPED[3], CANARY + "query"]
     done = bench(checkout, "replay", copy, *(argument for value in values for argument in ("--fill", value)))
     assert done.returncode in (0, 1), done.stdout + done.stderr  # it ran: its lines are the same, its times are not

@@ -153,7 +153,7 @@ def test_four_processes_on_two_cores_are_as_slow_as_two():
 
 def test_messages_that_take_longer_than_the_step_are_refused():
     step = Step(1.0, 2, [Message("all_reduce", 1.0)])
-    with pytest.raises(ValueError, match="messages alone take 2 of 1 ms measured"):
+    with pytest.raises(ValueError, match="messages alone would take 2 of the 1 ms that were measured"):
         project(step, 4, 1, Constant(), "strong")
 
 
@@ -243,7 +243,7 @@ def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (["--gpus", "8"], "not of a CPU: name a passport"),
+        (["--gpus", "8"], "a run on a CPU has no such link: name the file of a passport"),
         (["--gpus", "3", "--nodes", "2"], "as many in each"),
         (["--gpus", "0"], "as many in each"),
         ([], "--gpus N"),

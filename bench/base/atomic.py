@@ -36,8 +36,9 @@ PAGES = ("report.html", "race.html", "sweep.html", "study.html", "ladder.html") 
 def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     """Writes a file that the user requested with an option, and creates its parent folders.
 
-    A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises ValueError if the file
-    cannot be written or belongs to a record (see refuse_record), and for a page that would replace anything but a page.
+    A link is followed, and a pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises
+    ValueError if the file cannot be written or belongs to a record (see refuse_record), for what is no file elsewhere,
+    and for a page that would replace anything but a page.
     """
     is_link = path.is_symlink() and path.parts[:2] != ("/", "dev")  # what it leads to is written, as a shell's > does
     path = Path(os.path.realpath(path)) if is_link else path

@@ -49,7 +49,8 @@ SYSTEM_FOLDERS = ("/", "/root", "/home", "/tmp", "/data", "/usr", "/var", "/mnt"
 
 def user_path(typed: str | Path) -> Path:
     """Returns a path that the user typed as a Path; ~ is their home, and a folder $USER that of their name."""
-    return Path(working_folder(), os.path.expanduser(typed).replace(f"/{USER}/", f"/{login()}/"))
+    path = os.path.expanduser(typed)
+    return Path(working_folder(), path.replace(f"/{USER}/", f"/{login()}/") if login() else path)
 
 
 def brief(text: str) -> str:

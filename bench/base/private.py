@@ -9,7 +9,6 @@ import platform
 import re
 import secrets
 import socket
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,6 +109,8 @@ def redact(
 @functools.lru_cache
 def _spellings(folder: str) -> tuple[str, ...]:
     """Returns a folder, its true path and both as JSON and addresses have them, the longest first."""
+    import urllib.parse  # which takes milliseconds of every start
+
     paths = {folder, os.path.realpath(folder)}
     paths |= {json.dumps(path)[1:-1] for path in paths} | {urllib.parse.quote(path, errors="replace") for path in paths}
     return tuple(sorted(paths, key=len, reverse=True))

@@ -113,7 +113,7 @@ class _Search:
             if mark != bisect.UNDECIDED:
                 break
             if n == self._n:
-                threshold = f"{self._threshold:+.2f} {change.unit}" if change else "the limit"
+                threshold = f"{change.sign * self._threshold:+.2f} {change.unit}" if change else "the limit"
                 decided = f"not shown above or below {threshold}"
                 say("bisect", f"{commit[:12]}: {change}: {decided}; again, with {2 * n} runs of each arm")
         text = "skipped, undecided" if mark == bisect.UNDECIDED else mark

@@ -34,9 +34,7 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     data_ids = {repr(config.data): datasets.content_id(config.data) for config in configs}
     config_ids = {f"{identity.config_id(config)} {data_ids[repr(config.data)]}" for config in configs}
     _, stored = compose.stored_sweep(same)
-    of_code = {
-        tuple(word for word in point if word.lstrip("+").startswith("script") or ":" in word) for point in points
-    }
+    of_code = {tuple(filter(overrides.names_code, point)) for point in points}
     sources = {source_sha256([*same, *(word for word in own if word not in same)]) for own in of_code or {()}}
     sweep_id = sweep.id_of([*args.overrides, *stored], config_ids, " ".join(sorted(sources)))
     if points:

@@ -19,6 +19,7 @@ from models.settings import PositiveInt
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", *(f"script.{key}" for key in ("path", "root", "python")))
 PATH_KEYS += ("script.dialect",)
 WORDS_KEYS = ("script.args", "script.command")  # lists, or text that is split as a shell would
+PLAIN_ELEMENT = re.compile(r"[\w./+@-]+")  # text that the grammar reads without quotes within a list
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # paths that the grammar reads without quotes, also several of a sweep
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
 WORDS = {"null": None, "true": True, "false": False}
@@ -98,12 +99,26 @@ def value_of(text: str) -> Any:
 
 
 def literal(value: Any) -> str:
-    """Formats a value for Hydra's command line: {first_window_tokens:8,window_tokens:224}."""
+    """Formats a value for Hydra's command line: {first_window_tokens:8,window_tokens:224}.  A text stays as it is."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{literal(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(literal, value)) + "]"
+        return "{" + ",".join(f"{key}:{_element(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_element, value)) + "]"
     return "null" if value is None else str(value)
+
+
+def _element(value: Any) -> str:
+    """Formats a value within a list or dict, where a text with a sign of Hydra's grammar has to be quoted."""
+    return _in_quotes(value) if isinstance(value, str) and not PLAIN_ELEMENT.fullmatch(value) else literal(value)
+
+
+def _in_quotes(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def names_code(word: str) -> bool:
+    """Returns whether an override names code of the user's own: a script, or a class by its import path."""
+    return word.lstrip("+").startswith("script") or ":" in word
 
 
 def is_hydra_override(word: str) -> bool:
@@ -174,7 +189,7 @@ def _quoted(override: str) -> str:
     is_plain = key.startswith("script") and plain_values.fullmatch(value)
     if key not in PATH_KEYS + WORDS_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
         return override
-    return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return f"{key}={_in_quotes(value)}"
 
 
 def _refuse(override: str) -> None:

@@ -26,8 +26,8 @@ from models import optimizers
 from models.settings import NotNegativeInt, Positive, PositiveInt, Range, one_of
 from models.stages import Stage
 
-words = Range(bool, "of a program and its arguments, as 'bash train.sh'")
-below = Range(  # no absolute path, none with .. in it, and not the folder itself
+is_command = Range(bool, "of a program and its arguments, as 'bash train.sh'")
+is_folder_below = Range(  # no absolute path, none with .. in it, and not the folder itself
     lambda text: bool((path := PurePosixPath(text)).name) and not path.is_absolute() and ".." not in path.parts,
     "a folder below the script's own, e.g. data/fineweb10B",
 )
@@ -190,7 +190,7 @@ class ScriptConfig:
     root: str | None = None  # the folder in which the script is started, with all its code; null: the script's own
     rev: str | None = None  # use this revision of root's repository; null: the files as they are
     module: str | None = None  # instead of a path, a module that python -m starts, scripts.base_train; needs root
-    command: Annotated[list[str], words] | None = None  # instead of a path, any other program; needs root
+    command: Annotated[list[str], is_command] | None = None  # instead of a path, any other program; needs root
     torchrun: bool | None = None  # start the script with RANK, WORLD_SIZE ... set; null: yes, except for a command
     args: list[str] | None = None  # arguments of the script; {seed} becomes the run's seed; null: none
     python: str | None = None  # the interpreter that runs the script; null: root's .venv, or this program's own
@@ -198,7 +198,8 @@ class ScriptConfig:
     dialect: str | None = None  # format of the script's lines: a name, or a yaml of patterns; null: detected
     # patterns of the script's lines, {step: ..., val: ...}, which script.dialect=YAML gives too; null: those of dialect
     lines: dict[str, Any] | None = None
-    data: Annotated[str, below] | None = None  # the folder in which the script looks for shards; null: data/fineweb10B
+    # the folder in which the script looks for shards; null: data/fineweb10B
+    data: Annotated[str, is_folder_below] | None = None
     sandbox: bool | None = None  # run without network, home folder and other files; null: run as you
     raw_data: bool | None = None  # provide nanoGPT's train.bin and val.bin, without a header; null: shards
 

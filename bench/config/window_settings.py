@@ -52,17 +52,21 @@ class Nsys(_Recorded):
 
 
 @dataclass(kw_only=True)
-class Stages:
-    step: AtLeast1
-    ranks: Ranks | None
+class _Profiled:
     record_shapes: bool
     profile_memory: bool
     with_stack: bool
+    gzip: bool
+    max_mib: Mib | None
+
+
+@dataclass(kw_only=True)
+class Stages(_Profiled):
+    step: AtLeast1
+    ranks: Ranks | None
     compilation: bool
     max_entries: AtLeast1
     stacks: Stacks
-    gzip: bool
-    max_mib: Mib | None
 
 
 @dataclass(kw_only=True)
@@ -73,7 +77,7 @@ class Memory(_Recorded):
 
 
 @dataclass(kw_only=True)
-class Trace(_Recorded):
+class Trace(_Recorded, _Profiled):
     name: FileName
     warmup_steps: NotNegativeInt
     every_steps: AtLeast1 | None
@@ -82,13 +86,8 @@ class Trace(_Recorded):
     active_s: Seconds | None
     every_s: Seconds | None
     activities: Activities | None
-    record_shapes: bool
-    profile_memory: bool
-    with_stack: bool
     with_flops: bool
     with_modules: bool
-    gzip: bool
-    max_mib: Mib | None
 
     def __post_init__(self) -> None:
         timed = {"active_s": self.active_s, "every_s": self.every_s}

@@ -35,17 +35,17 @@ def facts(pythons: Iterable[str] = ()) -> dict[str, Any]:
 
     pythons: as in python_code().
     """
-    facts: dict[str, Any] = {"the priority": os.getpriority(os.PRIO_PROCESS, 0)}
+    shared: dict[str, Any] = {"the priority": os.getpriority(os.PRIO_PROCESS, 0)}
     if hasattr(os, "sched_getaffinity"):
-        facts |= {"the CPU cores": os.sched_getaffinity(0), "the scheduling policy": os.sched_getscheduler(0)}
+        shared |= {"the CPU cores": os.sched_getaffinity(0), "the scheduling policy": os.sched_getscheduler(0)}
     numbers = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-    facts |= {f"the {name}": resource.getrlimit(number) for name, number in numbers.items()}
-    facts |= {f"the {name}": environment.text_of(f"/proc/self/{name}") for name in OF_PROCESS}
+    shared |= {f"the {name}": resource.getrlimit(number) for name, number in numbers.items()}
+    shared |= {f"the {name}": environment.text_of(f"/proc/self/{name}") for name in OF_PROCESS}
     groups = environment.cgroups("cpu")
-    facts["the limits of the control groups"] = [
+    shared["the limits of the control groups"] = [
         [environment.text_of(group / limit) for limit in CPU_LIMITS] for group in groups
     ]
-    return facts | python_code(pythons)
+    return shared | python_code(pythons)
 
 
 def python_code(pythons: Iterable[str] = ()) -> dict[str, list[int]]:
@@ -72,7 +72,9 @@ def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[tuple[str
     is_bytecode = re.compile(rf"\.{re.escape(str(sys.implementation.cache_tag))}(\.opt-\d)?\.pyc$")
     for folder in _folders({sys.executable, *pythons}):
         for entry in _files(folder, only=PYCACHE):
-            changed_ns = entry.stat().st_ctime_ns if is_bytecode.search(entry.name) else 0
+            changed_ns = 0
+            with contextlib.suppress(OSError):  # replaced a moment ago, by one that is looked at after the next run
+                changed_ns = entry.stat().st_ctime_ns if is_bytecode.search(entry.name) else 0
             if changed_ns >= (since_s - FILE_TIME_S) * 1e9 and (entry.path, changed_ns) not in known:
                 if not _is_of_its_source(Path(entry.path)):
                     return private.redact(entry.path, REPO)

@@ -27,7 +27,8 @@ def from_run(
     _check_gpus(num_gpus, num_nodes)
     job = projected.from_record(folder)
     if job.device == projected.CPU and (link is None or not Path(link).is_file()):
-        raise ValueError(f"--link {link}: not of a CPU: name a passport of ./run.sh doctor --passport, or nccl-tests")
+        remedy = "name the file of a passport (./run.sh doctor --passport), or of nccl-tests"
+        raise ValueError(f"--link {link}: a run on a CPU has no such link: {remedy}")
     curve = links.read(link or LINK, num_nodes)
     if scaling == "strong":
         projected.check_batch(job, num_gpus)

@@ -106,8 +106,8 @@ def project(step: Step, num_gpus: int, num_nodes: int, curve: Curve, scaling: Sc
     here_ms, _ = _exposed(step, step.num_gpus, step.num_nodes, 1.0, curve)
     work_ms = step.ms - step.replicated_ms - here_ms - step.spread_ms * expected_maximum(step.num_gpus)
     if work_ms <= 0:
-        too_slow = f"messages alone take {here_ms:.4g} of {step.ms:.4g} ms measured"
-        raise ValueError(f"--link {curve.name}: {too_slow}: it was a faster link that was measured: name that")
+        too_slow = f"messages alone would take {here_ms:.4g} of the {step.ms:.4g} ms that were measured"
+        raise ValueError(f"--link {curve.name}: {too_slow}: the step was measured over a faster link: name that one")
     share = step.num_gpus / num_gpus if scaling == "strong" else 1.0
     slowdown = _crowding(num_gpus, step.slots) / _crowding(step.num_gpus, step.slots)
     exposed_ms, messages_ms = _exposed(step, num_gpus, num_nodes, share, curve)

@@ -226,7 +226,8 @@ def find(results: Path, name: str | None = None) -> Path:
     if name is not None:
         folders = [folder for folder in folders if folder.name == name or folder == user_path(name).absolute()]
     if not folders:
-        raise ValueError(f"{name or 'referee'}: no search: ./run.sh referee start track=cpu_nano budget=1h begins one")
+        problem = "no search has begun" if name is None else f"{name}: there is no such search"
+        raise ValueError(f"{problem}: ./run.sh referee start track=cpu_nano budget=1h begins one")
     return folders[-1]
 
 

@@ -99,7 +99,8 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     """Returns the record with credentials put back into its overrides. Raises ValueError if their number differs."""
     names = recorded.run.get("redacted") or []
     if len(names) != len(values):
-        raise ValueError(f"{recorded.name}: --fill gives {len(values)} values; it lacks {', '.join(names) or 'none'}")
+        lacking = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
+        raise ValueError(f"{recorded.name}: {lacking}, and --fill gives {len(values)} of {len(names)} values")
     remaining, overrides = dict(zip(names, values, strict=True)), []
     for text in recorded.overrides:
         key = text.partition("=")[0].lstrip("+")

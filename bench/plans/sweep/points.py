@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import results_root
+from bench.config.overrides import names_code
 from bench.data.sources import datasets
 from bench.launch import allocation, launcher, ready, summary
 from bench.launch.console import say
@@ -237,17 +238,22 @@ def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
             kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
             folder_of.setdefault((*kind, row["validity"] == "valid"), folder)
-    from bench.launch.script import opened_files  # imports numpy, which other commands do not need
-
     complete: dict[int, Run] = {}
     for number, job in enumerate(jobs):
         data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
         kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
         for of_data in [kind] + [(*kind[:-1], frozenset[str]())] * (job.script is not None):  # its own, of no shards
             its_folder = folder_of.get((*of_data, True)) or folder_of.get((*of_data, False))
-            if its_folder and not any(opened_files.changed_since(run := _read(its_folder), job)):
-                complete.setdefault(number, run)
+            if its_folder and not (job.script and _reads_other_data(_read(its_folder), job)):
+                complete.setdefault(number, _read(its_folder))
     return complete
+
+
+def _reads_other_data(run: Run, job: Job) -> bool:
+    """Returns whether a file that the script read in this run has changed since."""
+    from bench.launch.script import opened_files  # imports numpy, which sweeps of our models do not need
+
+    return any(opened_files.changed_since(run, job))
 
 
 def made_before(points: Sequence[list[str]]) -> dict[int, Run]:
@@ -300,7 +306,7 @@ def _winners_of_sweep(folder: Path) -> list[str]:
 def _refuse_strangers_code(folder: Path, arms: Iterable[Sequence[str]]) -> None:
     """Raises ValueError if an arm's words name code and are not those of a run of this machine, as a collected sweep's
     may be: a race would run that code unasked."""
-    naming = [words for words in arms if any(text.lstrip("+").startswith("script") or ":" in text for text in words)]
+    naming = [words for words in arms if any(map(names_code, words))]
     own = ledger.runs_of(ledger.read(results_root()).own_lines) if naming else {}
     places = [point.folder for point in sweep.points(folder) if point.folder]
     mine = [place for place in places if _is_below(place, results_root()) and "/".join(place.parts[-2:]) in own]

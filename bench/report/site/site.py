@@ -77,7 +77,8 @@ def read(folder: Path | str) -> Results:
     listed = list(opened_store.rows().items())
     damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in sorted(opened_store.faults.items())}
     if not listed and not damaged:
-        raise ValueError(f"{folder}: no run in it yet: ./speedrun.sh makes some, results/published has the published")
+        remedy = "./speedrun.sh makes some; ./run.sh report results/published shows the published"
+        raise ValueError(f"{folder}: there is no run in it yet: {remedy}")
     listed.sort(
         key=lambda folder_and_row: (
             folder_and_row[1]["track"] or "",
