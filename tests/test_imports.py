@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_470,
+    "base": 2_477,
     "config": 3_336,
     "machine": 4_622,
     "data": 1_669,
-    "record": 7_521,
+    "record": 7_519,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_847,
     "compare": 3_509,
     "launch": 7_386,
     "report": 4_692,
-    "plans": 9_635,
+    "plans": 9_633,
     "claims": 3_529,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_645,
+    "tests": 57_647,
 }
 SLACK = 250
 

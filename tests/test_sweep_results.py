@@ -2,6 +2,7 @@
 
 import json
 import re
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,6 +106,7 @@ def test_private_paths_of_a_sweep_stay_on_this_machine(tmp_path, monkeypatch):
     public = ["script=~/a.py", "script=/scratch/USER/b.py"]
     assert [point.overrides for point in sweep.points(folder)] == [[word, "seed=1"] for word in public]
     assert sweep.typed(folder, public) == words
+    assert stat.S_IMODE((folder / sweep.LOCAL).stat().st_mode) == 0o600
     for path in folder.iterdir():
         assert "janedoe" not in path.read_text() or path.name == sweep.LOCAL, path
 

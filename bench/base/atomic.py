@@ -144,6 +144,13 @@ def write_own(path: Path | str, content: bytes) -> None:
         file.write(content)
 
 
+def write_for_owner(path: Path | str, obj: Any) -> None:
+    """Writes an object as JSON, atomically, to a file that only its owner can read, from its first byte on."""
+    with replacing(Path(path)) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(f"{json_text(obj, indent=1)}\n".encode())
+
+
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """with replacing(path) as file: ...  What is written appears at path if the block succeeds; else nothing changes.

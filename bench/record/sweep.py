@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, cast
@@ -111,8 +110,7 @@ def _remember(folder: Path, overrides: Iterable[str]) -> None:
     pairs = zip(public(overrides), overrides, strict=True)
     changed = {short: text for short, text in pairs if short != text == credentials.redacted(text)}  # no credential
     if changed.items() - known.items():
-        atomic.write_json(folder / LOCAL, known | changed)
-        os.chmod(folder / LOCAL, 0o600)
+        atomic.write_for_owner(folder / LOCAL, known | changed)
 
 
 def begin(

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Container, Mapping
@@ -51,8 +50,7 @@ def begin(
     try:
         folder.mkdir(parents=True)
         if draft["typed"]:
-            atomic.write_json(folder / race_folder.LOCAL, typed)
-            os.chmod(folder / race_folder.LOCAL, 0o600)
+            atomic.write_for_owner(folder / race_folder.LOCAL, typed)
         atomic.write_json(folder / "plan.json", draft)
         ledger.append(results, "plan", **_facts_of(draft))
     except OSError as error:
