@@ -74,7 +74,8 @@ def refuse(verb: str, arguments: list[str]) -> None:
     """For a verb that makes several runs: raises ValueError if this is rank 0 of several ranks; other ranks exit."""
     manual = next((argument for argument in arguments if "hardware.rendezvous=" in argument), None)
     if manual:
-        raise ValueError(f"{manual}: nodes that are started manually join for one run: use a SLURM job, or cluster=slurm")
+        remedy = "use a SLURM job, or cluster=slurm"
+        raise ValueError(f"{manual}: nodes that are started manually join for one run: {remedy}")
     adopted = started_by(verb)
     if adopted is None or adopted.world_size == 1:
         return
