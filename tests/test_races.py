@@ -361,6 +361,32 @@ def test_data_that_an_arm_reads_and_that_change_meanwhile_end_the_race_without_a
     assert outcome["why"] == "work/data.bin, which A reads, changed while the race was running: begin a new race"
 
 
+@pytest.mark.parametrize(
+    ("name", "in_first", "is_fault"),
+    [
+        ("~/settings.txt", True, True),
+        ("~/.cache/made.txt", False, False),  # by the arm's own first run
+        ("work/copied.txt", True, False),
+    ],
+)
+def test_a_file_elsewhere_that_changed_before_the_first_run_that_reads_it_ends_the_race(
+    results, go, monkeypatch, name, in_first, is_fault
+):
+    """A cheat: the warm-up of one arm rewrites a file that the other arm reads."""
+    add, begun, states = results.add, set(), {name: [5, time.time_ns() + 10**9]}
+
+    def reading(*args, **facts):
+        found = states if in_first or args[5]["arm"] in begun else {}
+        begun.add(args[5]["arm"])
+        return add(*args, **facts | {"change": lambda run: run.update(script={"data_states": found})})
+
+    monkeypatch.setattr(results, "add", reading)
+    monkeypatch.setattr(spoiled.verification, "report", lambda folder: {"rules": ()})
+    code, _ = go("A=", "B=optim.beta2=0.99", "n=2")
+    why = f"{name}, which A reads, changed while the race was running: begin a new race"
+    assert (code, race_json(results)["why"]) == ((1, why) if is_fault else (0, None))
+
+
 def test_failures_that_leave_fewer_than_two_times_end_the_race(results, go):
     code, arms = go("A=", "B=", "n=3", hurt=dict.fromkeys(range(2, 8), "fail"))
     assert (code, race_json(results)["status"]) == (1, "abandoned")

@@ -44,8 +44,8 @@ class OpenedFiles:
         self._data = opened.without_small(read)
         self.read = [opened.source_of(note["real"]) for note in notes if note["reads"]]
         self.are_fixed = opened.fixes_data(job)
-        others = [note for note in read if note["real"].startswith(self._own) or self.are_fixed]
-        self._stated = [*self._data, *(note for note in others if note not in self._data)]
+        others = [note for note in read if note not in self._data]  # small; empty ones may be locks, which change
+        self._stated = [*self._data, *(note for note in others if note["num_bytes"] or self._is_beside(note))]
         # true if its track fixes no data and it opened none of the track's
         self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}
 
@@ -55,10 +55,12 @@ class OpenedFiles:
         return sorted(shards | set(map(self._name, self._data)))[:MAX_SHOWN]
 
     def states(self) -> dict[str, list[int]]:
-        """Returns {name: [size in bytes, ns of its last change]} of the data files that are not the track's, and of
-        small files beside the script; if the track fixes the data, of all of the user's."""
+        """Returns {name: [size in bytes, ns of its last change]} of the files that it read, other than the track's."""
         notes = {self._name(note): note for note in self._stated[: work_folder.MAX_LISTED]}
         return {name: [note["num_bytes"], note["changed_ns"]] for name, note in notes.items()}
+
+    def _is_beside(self, note: Opened) -> bool:
+        return self.are_fixed or note["real"].startswith(self._own)
 
     def _name(self, note: Opened) -> str:
         name = note["path"].replace(str(self._work), "work")

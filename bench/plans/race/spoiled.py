@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.base import utc
+from bench.launch.script import work_folder
 from bench.machine import surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
@@ -50,11 +51,24 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
 
 
 def _changed_data(race: State, arm: str) -> str | None:
-    """Returns the name of a data file that a run of the arm found in another state than an earlier one, or None."""
-    states: dict[str, Any] = {}
+    """Returns the name of a file that a run of the arm found in another state than an earlier one, or None.
+
+    The state at the plan is unknown: a file outside of the script's folder that the arm's first run found, rather than
+    made, must not have changed since.
+    """
+    states: dict[str, list[int]] = {}
+    first = next(name for slot in race.slots if slot.arm == arm for name, _ in slot.attempts)
+    for name, found in _data_states(race, first).items():
+        if not name.startswith(f"{work_folder.WORK}/") and found[1] > utc.seconds(race.plan["made_at"]) * 1e9:
+            return name
     for run_name in race.runs(arm, discarded=True) + race.runs(arm):
-        run = arm_process.record_of(race.results, run_name) or {}
-        for name, found in run.get("script", {}).get("data_states", {}).items():
+        for name, found in _data_states(race, run_name).items():
             if states.setdefault(name, found) != found:
-                return str(name)
+                return name
     return None
+
+
+def _data_states(race: State, run_name: str) -> dict[str, list[int]]:
+    run = arm_process.record_of(race.results, run_name) or {}
+    states: dict[str, list[int]] = run.get("script", {}).get("data_states", {})
+    return states
