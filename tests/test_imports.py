@@ -65,19 +65,19 @@ BUDGET = {
     "config": 3_336,
     "machine": 4_622,
     "data": 1_669,
-    "record": 7_519,
+    "record": 7_524,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_847,
     "compare": 3_509,
-    "launch": 7_386,
+    "launch": 7_389,
     "report": 4_692,
-    "plans": 9_633,
+    "plans": 9_654,
     "claims": 3_529,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_647,
+    "tests": 57_680,
 }
 SLACK = 250
 

@@ -193,6 +193,11 @@ def test_its_baseline_stays_the_baseline_of_a_race_from_it(tmp_path, monkeypatch
     ]
     with pytest.raises(ValueError, match="--top 3: study-.* has 2 configs with complete runs"):
         points.winning_arms(folder_of(bench), 3)
+    arms = {"A=script.root=. 'script.command=sh evil.sh' script.args": [], "B": []}  # of a collected study
+    study = folder_of(bench) / sweep.STUDY
+    study.write_text(json.dumps(json.loads(study.read_text()) | {"arms": arms}))
+    with pytest.raises(ValueError, match="A=script.root=.* is no name of an arm: the file was damaged"):
+        points.winning_arms(folder_of(bench), 2)
 
 
 @pytest.mark.slow

@@ -132,6 +132,8 @@ def test_code_of_a_sweep_is_raced_only_if_a_run_of_this_machine_had_it(tmp_path,
         points._refuse_strangers_code(folder, [["model.arch=mine.py:Net"]])  # its ledger does not have the run
     ledger.started(tmp_path, run, json.loads((run / "run.json").read_text()))
     points._refuse_strangers_code(folder, [["model.arch=mine.py:Net", "optim.lr=0.1"], ["optim.lr=7"]])
+    with pytest.raises(ValueError, match="no run of this machine"):  # what is missing may be script.sandbox=true
+        points._refuse_strangers_code(folder, [["model.arch=mine.py:Net"]])
     with pytest.raises(ValueError, match="type the arms yourself"):
         points._refuse_strangers_code(folder, [["model.arch=evil.py:Net"]])
 

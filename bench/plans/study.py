@@ -234,7 +234,7 @@ def _name(override: str) -> str:
     key, _, value = override.partition("=")
     if key in groups.GROUPS and value in groups.choices(key):
         first = re.sub(r"\W+", "_", meanings.about(key, value).partition(" ")[0].rstrip(".,:;"))
-        if _plain(first) == _plain(value) and plan.ARM.fullmatch(first):
+        if _plain(first) == _plain(value) and race_folder.ARM.fullmatch(first):
             return first
     text = re.sub(r"\W+", "_", value, flags=re.ASCII).strip("_")
     text = text if text[:1].isalpha() else f"{key.rpartition('.')[2]}_{text}"

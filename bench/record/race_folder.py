@@ -19,6 +19,7 @@ DEFAULT = "the default"
 WHOLE_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")  # of a commit
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # {variable: subfolder of CACHES}
 STAIRCASE = "ladder.html"  # the page in the folder of a race of the ladder
+ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")  # an arm's name
 NAME = re.compile(r"\w[\w.-]*")  # no slashes or "..": the id may come from a foreign record
 
 

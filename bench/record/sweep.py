@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 from bench.base import atomic, credentials, private, utc
 from bench.base.metric import VAL_LOSS, Metric, named
 from bench.base.paths import REPO, results_root, shown
-from bench.base.reading import json_file, plain_file
+from bench.base.reading import damage, json_file, plain_file
 from bench.config import overrides as config_overrides
-from bench.record import run_folder
+from bench.record import race_folder, run_folder
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
 LOCAL = ".local.tmp"  # {override as the other files have it: as typed, with private paths}; stays on this machine
@@ -164,7 +164,11 @@ def read(folder: Path | str) -> Facts:
 
 def read_study(folder: Path | str) -> Study:
     """Reads study.json.  Raises ValueError if it is missing or damaged."""
-    return cast(Study, json_file.read(Path(folder) / STUDY, Study))
+    path = Path(folder) / STUDY
+    study = cast(Study, json_file.read(path, Study))
+    if unfit := [name for name in study["arms"] if not race_folder.ARM.fullmatch(name)]:  # a race would read settings
+        raise damage.Damaged(f"{path}: arms: {unfit[0]!r} is no name of an arm: the file was damaged, restore it")
+    return study
 
 
 def write_study(folder: Path, study: Study) -> None:

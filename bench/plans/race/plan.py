@@ -18,6 +18,7 @@ from bench.compare.eligibility import AMOUNTS
 from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
 from bench.config import typed
+from bench.record import race_folder
 
 SCHEMA_VERSION = 1
 N = 5  # default number of runs per arm; a track may require more of a record
@@ -41,7 +42,6 @@ RULES = {
 AUTO = re.compile(r"auto:(\d+)-(\d+)")
 FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer show little of how compilations differ
 PLAIN = re.compile(r"[\w./-]+")
-ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"margin": None, "metric": VAL_LOSS, "equivalence_margin_pct": MARGIN_PCT}
 DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None, "sequential": None, "compilations": 1}
@@ -89,15 +89,15 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
             settings[SETTINGS[key][0]] = _setting(key, value)
         elif setting in SETTINGS and value and "=" not in value:
             raise ValueError(f"{argument}: write {setting}={value} for {SETTINGS[setting][2]}")
-        elif ARM.fullmatch(name) and part == "python":
+        elif race_folder.ARM.fullmatch(name) and part == "python":
             pythons[name] = [f"script.python={value}"]
-        elif ARM.fullmatch(name) and (not dot or part == "rev"):
+        elif race_folder.ARM.fullmatch(name) and (not dot or part == "rev"):
             arm = arms.setdefault(name, {"overrides": [], "rev": None})
             try:
                 arm.update({"rev": value} if dot else {"overrides": shlex.split(value)})
             except ValueError as error:
                 raise ValueError(f"{argument}: {error}") from None
-        elif ARM.fullmatch(name):  # else B.goal.num_steps=40 would be read as a setting of all arms
+        elif race_folder.ARM.fullmatch(name):  # else B.goal.num_steps=40 would be read as a setting of all arms
             whole = " ".join([*(arms[name]["overrides"] if name in arms else ()), f"{part}={value}"])
             raise ValueError(f"{argument}: all settings of an arm go into one word: write {name}='{whole}'")
         elif len(name) == 1 and not part:
@@ -130,7 +130,7 @@ def _with_revisions(arguments: list[str]) -> list[str]:
     """Returns the words with an arm for each revision: HEAD~1 HEAD -> A.rev=HEAD~1 B.rev=HEAD."""
     revisions = [argument for argument in arguments if "=" not in argument]
     others = [argument for argument in arguments if "=" in argument]
-    own = any(ARM.fullmatch(argument.partition("=")[0].partition(".")[0]) for argument in others)
+    own = any(race_folder.ARM.fullmatch(argument.partition("=")[0].partition(".")[0]) for argument in others)
     if revisions and (own or len(revisions) < 2):
         why = "write key=value, or A=... for an arm of the race; two revisions alone are arms too: HEAD~1 HEAD"
         raise ValueError(f"{revisions[0]!r}: {why}")

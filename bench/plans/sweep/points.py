@@ -5,6 +5,7 @@ in a process of another launcher. The sweep's folder (bench/record/sweep.py) kee
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -279,14 +280,17 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
-    arms = (_winners_of_study if (folder / sweep.STUDY).exists() else _winners_of_sweep)(folder)[:top]
+    best = (_winners_of_study if (folder / sweep.STUDY).exists() else _winners_of_sweep)(folder)
+    arms = dict(itertools.islice(best.items(), top))
     if len(arms) < top:
         raise ValueError(f"--top {top}: {folder.name} has {len(arms)} configs with complete runs")
-    return arms
+    _refuse_strangers_code(folder, arms.values())
+    return [f"{name}={shlex.join(overrides)}" for name, overrides in arms.items()]
 
 
-def _winners_of_sweep(folder: Path) -> list[str]:
-    overrides_of: dict[str, tuple[str, ...]] = {}  # {config_id: overrides}
+def _winners_of_sweep(folder: Path) -> dict[str, list[str]]:
+    """Returns {arm: its overrides}, the best first."""
+    overrides_of: dict[str, list[str]] = {}  # {config_id: overrides}
     losses: dict[str, dict[str, float]] = {}  # {config_id: {run_id: loss}}
     for point in sweep.points(folder):
         run = point.folder and run_folder.read(point.folder)
@@ -295,12 +299,14 @@ def _winners_of_sweep(folder: Path) -> list[str]:
         row = row_of(run)
         if (score := row["score"]) is not None:
             config_id = str(run["config_id"])
-            overrides_of.setdefault(config_id, tuple(text for text in point.overrides if not text.startswith("seed=")))
+            overrides_of.setdefault(config_id, _without_seed(point.overrides))
             losses.setdefault(config_id, {})[run["run_id"]] = metric_of([row]).sign * score
     best = sorted(losses, key=lambda config_id: statistics.mean(losses[config_id].values()))
-    typed = [sweep.typed(folder, overrides_of[config_id]) for config_id in best]
-    _refuse_strangers_code(folder, typed)
-    return [f"{name}={shlex.join(overrides)}" for name, overrides in zip(ARM_NAMES, typed)]
+    return {name: sweep.typed(folder, overrides_of[config_id]) for name, config_id in zip(ARM_NAMES, best)}
+
+
+def _without_seed(overrides: Iterable[str]) -> list[str]:
+    return [text for text in overrides if not text.startswith("seed=")]
 
 
 def _refuse_strangers_code(folder: Path, arms: Iterable[Sequence[str]]) -> None:
@@ -310,9 +316,9 @@ def _refuse_strangers_code(folder: Path, arms: Iterable[Sequence[str]]) -> None:
     own = ledger.runs_of(ledger.read(results_root()).own_lines) if naming else {}
     places = [point.folder for point in sweep.points(folder) if point.folder]
     mine = [place for place in places if _is_below(place, results_root()) and "/".join(place.parts[-2:]) in own]
-    typed = [{*sweep.public(configs.as_typed(place))} for place in mine]
+    typed = [{*sweep.public(_without_seed(configs.as_typed(place)))} for place in mine]
     for words in naming:
-        if not any({*sweep.public(words)} <= of_run for of_run in typed):
+        if {*sweep.public(words)} not in typed:  # nor fewer: script.sandbox=true may be missing
             remedy = "read that code, and type the arms yourself: ./run.sh race A='...' B='...'"
             raise ValueError(f"{folder.name}: no run of this machine has an arm's code ({shlex.join(words)}): {remedy}")
 
@@ -321,7 +327,8 @@ def _is_below(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-def _winners_of_study(folder: Path) -> list[str]:
+def _winners_of_study(folder: Path) -> dict[str, list[str]]:
+    """Returns {arm: its overrides}, the baseline first, then the best."""
     study = sweep.read_study(folder)
     metric = sweep.metric_of(study)
     best_of: dict[str, tuple[float, float]] = {}  # {arm: (its best metric, lower is better; the value that has it)}
@@ -332,6 +339,6 @@ def _winners_of_study(folder: Path) -> list[str]:
     baseline, *others = study["arms"]
     ordered = [baseline, *sorted((name for name in others if name in best_of), key=lambda name: best_of[name])]
     tuned = {name: f"{study['tune']}={best_of[name][1]!r}" for name in ordered if baseline in best_of}
-    words = {name: sweep.typed(folder, [*study["common"], *study["arms"][name]]) for name in tuned}
-    _refuse_strangers_code(folder, words.values())
-    return [f"{name}={shlex.join([*words[name], best])}" for name, best in tuned.items()]
+    return {
+        name: [*sweep.typed(folder, [*study["common"], *study["arms"][name]]), best] for name, best in tuned.items()
+    }
