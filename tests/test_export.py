@@ -228,3 +228,14 @@ def test_a_standard_output_that_is_a_file_is_written_to_and_not_replaced(tmp_pat
         subprocess.run(command, stdout=out, check=True, cwd=Path(__file__).parent.parent)
     rows = (tmp_path / "out.csv").read_text().splitlines()
     assert os.path.islink("/dev/stdout") and rows[0].startswith("run_id,") and rows[-1] == "/dev/stdout"
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="this machine has no /dev/shm")
+def test_a_file_in_dev_shm_is_replaced_and_keeps_nothing_of_the_longer_one():
+    path = Path("/dev/shm") / f"speedrun-test-{os.getpid()}.csv"
+    try:
+        path.write_text("x\n" * 100_000)
+        assert not export.main([str(COMPLETE), "--to", "csv", "--out", str(path)])
+        assert "x\n" not in path.read_text() and path.read_text().startswith("run_id,")
+    finally:
+        path.unlink()

@@ -99,13 +99,18 @@ def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_sta
     (logs / "rank1.log").write_bytes(b"\0\n\xff" + line.encode() * 50)  # as a progress bar prints, or an allocator
     (logs / "flight.bin").write_bytes(line.encode() * 50 + b"\0")
     (logs / "other.log").write_bytes(b"\xff\r\n" * 50)
+    repo = str(real_runs.REPO)
+    (logs / "coloured.log").write_text(f"read {repo[:3]}\x1b[1m{repo[3:]}\x1b[0m/bench/x.py\n")
+    (logs / "red.log").write_text("\x1b[31mread\x1b[0m " + line)
     os.mkfifo(logs / "pipe.log")
     private.redact_logs(tmp_path, real_runs.REPO)
     assert (logs / "rank0.log").read_text() == "read ./bench/x.py\n" * 50
     assert (logs / "rank1.log").read_bytes() == b"\0\n\xff" + b"read ./bench/x.py\n" * 50
     assert (logs / "flight.bin").read_bytes() == line.encode() * 50 + b"\0"
     assert (logs / "other.log").read_bytes() == b"\xff\r\n" * 50
-    assert len(list(logs.iterdir())) == 5
+    assert (logs / "coloured.log").read_text() == "read ./bench/x.py\n"
+    assert (logs / "red.log").read_text() == "\x1b[31mread\x1b[0m read ./bench/x.py\n"
+    assert len(list(logs.iterdir())) == 7
 
 
 def held(path):

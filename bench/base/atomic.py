@@ -40,12 +40,13 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     ValueError if the file cannot be written or belongs to a record (see refuse_record), for what is no file elsewhere,
     and for a page that would replace anything but a page.
     """
-    is_link = path.is_symlink() and path.parts[:2] != ("/", "dev")  # what it leads to is written, as a shell's > does
-    path = Path(os.path.realpath(path)) if is_link else path
+    is_device = path.exists() and (_is_descriptor(path) or (path.parts[:2] == ("/", "dev") and not path.is_file()))
+    is_device = is_device and not path.is_dir()
+    if path.is_symlink() and not is_device:  # what it leads to is written, as a shell's > does
+        path = Path(os.path.realpath(path))
     refuse_record(path, option)
     content = content.encode() if isinstance(content, str) else content
     begins, has_title, _ = content.partition(b"<title>")  # as every page of bench/web/page.py
-    is_device = path.parts[:2] == ("/", "dev") and path.exists() and not path.is_dir()
     if path.exists() and not (path.is_file() or is_device):
         raise ValueError(f"{option} {path}: is no file, and would be replaced; name another path")
     is_other = path.is_file() and path.name not in PAGES and path.stat().st_size > 0
@@ -60,6 +61,12 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
             write_bytes(path, content)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Returns whether a path is /dev/stdout, /dev/fd/N or the like, which may be a file that is already open."""
+    place = Path(os.readlink(path)) if path.is_symlink() and path.parent == Path("/dev") else path
+    return os.path.realpath(place.parent).startswith("/proc/")
 
 
 def _device(path: str, flags: int) -> int:

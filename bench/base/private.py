@@ -33,6 +33,7 @@ token torch trace track train trainer training triton ubuntu upper user valid va
 weights worker workstation
 """
 ORDINARY = frozenset(WORDS.split())
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # torchrun's error report has this machine's name in DNS
 
 
@@ -195,8 +196,12 @@ def redact_logs(folder: Path, repo: Path | str) -> None:
 
 
 def _redacted(block: bytes, repo: Path | str) -> bytes:
-    """Redacts what of a block is UTF-8 and keeps other bytes."""
-    return redact(block.decode(errors="surrogateescape"), repo).encode(errors="surrogateescape")
+    """Redacts what of a block is UTF-8 and keeps other bytes, and colours unless they are within what is private."""
+    text = block.decode(errors="surrogateescape")
+    clean = redact(text, repo)
+    if COLOUR.search(clean) and (plain := redact(COLOUR.sub("", text), repo)) != COLOUR.sub("", clean):
+        clean = plain
+    return clean.encode(errors="surrogateescape")
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
