@@ -61,11 +61,11 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_477,
+    "base": 2_489,
     "config": 3_336,
     "machine": 4_622,
     "data": 1_669,
-    "record": 7_524,
+    "record": 7_526,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_847,
@@ -73,11 +73,11 @@ BUDGET = {
     "launch": 7_389,
     "report": 4_692,
     "plans": 9_654,
-    "claims": 3_529,
+    "claims": 3_533,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_680,
+    "tests": 57_715,
 }
 SLACK = 250
 

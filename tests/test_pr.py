@@ -212,7 +212,8 @@ def test_a_variable_and_an_option_are_found_too(source, flag):
         "print(os.environ.get('TORCHINDUCTOR_A'), os.environ['TORCHINDUCTOR_A'])\nos.environ.pop('TORCHINDUCTOR_A')",
         "from torch._inductor import config\ndef f(config):\n    config.lr = 3",
         "from torch._inductor import config\ndef f():\n    config = Args()\n    config.lr = 3",
-        "import re\nre.compile('a')\nos.environ['HOME'] = 'x'\nprint('torch._inductor', f'{torch._inductor.config.x}')",
+        "import re\nc = re.compile\nc('a')",
+        "re.compile('a')\nos.environ['HOME'] = 'x'\nprint('torch._inductor', f'{torch._inductor.config.x}')",
         "@torch.compile\ndef f(): pass\nm = torch.compile(m, dynamic=False)",
         "import logging\nlogging.getLogger('torch._dynamo').setLevel(1)\nassert 'TORCHINDUCTOR_A' not in os.environ",
         "getattr(torch._inductor.config, 'x')",
@@ -259,6 +260,9 @@ def test_what_reads_flags_or_only_looks_alike_sets_none(source):
         "getattr(torch, 'compile')(m, mode='max')",
         "set_all(torch._inductor.config.triton)",
         "torch._functorch.config.x = 1",
+        "compiled = model.compile\ncompiled(mode='max')",
+        "f = torch.nn.Module.compile\nf(model, mode='max')",
+        "os.execvpe('a', [], dict(os.environ, TORCHINDUCTOR_A='1'))",
     ],
 )
 def test_what_a_source_hands_on_is_left_to_a_reader(planted, capsys, source):

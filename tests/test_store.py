@@ -17,6 +17,7 @@ import pytest
 from comparing import a_run, write
 
 from bench.base import atomic
+from bench.base.paths import REPO
 from bench.machine import processes
 from bench.record import configs, ledger, row_reader, rows, run_folder, store
 
@@ -78,6 +79,20 @@ def test_a_folder_whose_name_is_not_utf_8_is_reported_and_hides_no_other(results
     (results / os.fsdecode(os.fsencode(folder) + b"/\xff/run.json")).touch()
     assert len(store.read_rows([*folder.iterdir()], told.append))  # named one by one, as export does
     assert len(told) == 3 and all(why.endswith("\\xff: its name is not UTF-8: give it another") for why in told)
+
+
+def test_links_to_runs_and_to_folders_of_runs_are_named_each_time(results, tmp_path):
+    (folder, *_) = (path for path in results.iterdir() if path.is_dir())
+    (run, *_) = folder.iterdir()
+    others, told = tmp_path / "others", []
+    shutil.copytree(folder, others / "cpu_nano")
+    targets = {results / "track": others / "cpu_nano", folder / "run": run, results / "no": REPO / "conf"}
+    for link, target in targets.items():
+        link.symlink_to(target)
+    for _ in range(2):
+        store.read_rows([results], told.append)
+    expected = {f"{results / name}: is a link, which is not followed" for name in ("track", f"{folder.name}/run")}
+    assert {why.rpartition(": name it")[0] for why in told} == expected and len(told) == 4
 
 
 @pytest.mark.parametrize("whose", ["anybody's to write", "a group's to write", "another user's"])

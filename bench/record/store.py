@@ -25,6 +25,7 @@ read are read again, because time stamps of file systems are coarse.
 
 import contextlib
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -274,8 +275,9 @@ class Store(Database):
                 signature = None  # scan the folder again next time, so that the message is repeated
                 if shown != entry.path:
                     self._on_error(f"{shown}: its name is not UTF-8: give it another")
-                elif os.path.exists(f"{entry.path}/run.json"):
-                    self._on_error(f"{entry.path}: is a link, which is not followed: name it, or move the run here")
+                elif any(glob.glob(f"{glob.escape(entry.path)}/{below}run.json") for below in ("", "*/")):
+                    remedy = "name it, or move what it leads to here"
+                    self._on_error(f"{entry.path}: is a link, which is not followed: {remedy}")
             elif entry.name in listed:
                 names.add(entry.name)
             elif entry.is_dir():

@@ -200,6 +200,8 @@ def _is_unclear(
         path = _path(node, paths)
         of, _, name = path.rpartition(".")
         is_method = bool(OF_FLAGS.fullmatch(f"{of}.")) and (name.startswith("__") or name in METHODS)
+        if name == "compile" and not BARE.fullmatch(path) and of != "re":  # a module's
+            return not (isinstance(parent, ast.Call) and node is parent.func)
         if isinstance(parent, ast.Attribute) or not (BARE.fullmatch(path) or is_method):
             return False
         if path in ("exec", "eval"):
@@ -212,6 +214,8 @@ def _is_unclear(
         is_alias = any(value is node and isinstance(target, ast.Name) for target, value in _assigned([parent]))
         is_alias = is_alias and not isinstance(parents.get(parent), ast.ClassDef)  # whose names are attributes
         return not (is_alias or isinstance(parent, ast.Expr) or node in getattr(parent, "decorator_list", ()))
+    if isinstance(node, ast.keyword):  # of a call that is not os.environ.update()
+        return bool(NAMED.search(node.arg or "")) and f"env.{node.arg}" not in flags
     if isinstance(node, ast.ImportFrom):
         return bool(NAMED.search(node.module or "")) and any(alias.name == "*" for alias in node.names)
     if isinstance(node, ast.Subscript) and _is_set(node):
