@@ -451,6 +451,13 @@ def test_runs_with_the_same_training_losses_are_one_run_whatever_their_seeds_and
     assert (val_loss["p"], val_loss["verdict"]) == (None, "unknown")
 
 
+def test_many_runs_with_the_same_training_losses_are_one_run_too():
+    a, b = raced([10.0] * 60, [10.0] * 60, [4.25] * 60, [4.2] * 60)
+    for run in b:
+        run["steps"] = steps_of(*[5.0 - 0.1 * step for step in range(8)])
+    assert compare(a, b)["val_loss"]["n"] == [60, 1]
+
+
 def test_bad_runs_that_count_as_one_give_their_arm_nothing():
     """A cheat: where val_loss is bad, the same training losses are printed, and the bad runs weigh as one."""
     losses = [4.2, 4.2001, 4.2002, 4.2003, 4.3, 4.3001, 4.3002, 4.3003]

@@ -20,6 +20,7 @@ import pytest
 import real_runs
 from claimed import results  # noqa: F401  a fixture
 
+from bench.base import utc
 from bench.base.paths import REPO
 from bench.cli import compare, race
 from bench.cli.main import main as bench
@@ -361,28 +362,44 @@ def test_data_that_an_arm_reads_and_that_change_meanwhile_end_the_race_without_a
     assert outcome["why"] == "work/data.bin, which A reads, changed while the race was running: begin a new race"
 
 
-@pytest.mark.parametrize(
-    ("name", "in_first", "is_fault"),
-    [
-        ("~/settings.txt", True, True),
-        ("~/.cache/made.txt", False, False),  # by the arm's own first run
-        ("work/copied.txt", True, False),
-    ],
-)
-def test_a_file_elsewhere_that_changed_before_the_first_run_that_reads_it_ends_the_race(
-    results, go, monkeypatch, name, in_first, is_fault
-):
-    """A cheat: the warm-up of one arm rewrites a file that the other arm reads."""
-    add, begun, states = results.add, set(), {name: [5, time.time_ns() + 10**9]}
+READ = "/scratch/USER/a.txt"  # a file outside of the scripts' folders
+FILES = {  # {what happens: (states of A's first run, of its others, whether the race ends); a, b: when each began}
+    "it changed between two runs": (lambda a, b: {READ: [5, a + 50]},) * 2 + (True,),
+    "its own first run made it": (lambda a, b: {}, lambda a, b: {READ: [5, a + 1]}, False),
+    "a run of B made it": (lambda a, b: {}, lambda a, b: {READ: [5, b + 1]}, True),
+    "a run of B filled it": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [5, 7]}, True),
+    "it is a lock": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [0, b + 1]}, False),
+    "it is a copy in work/": (lambda a, b: {"work/a.txt": [5, a + 50]},) * 2 + (False,),
+    "a run of B removed it": (lambda a, b: {"/scratch/a.txt": [5, 7]},) * 2 + (True,),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, monkeypatch, what):
+    """A cheat: a run of one arm makes, rewrites or removes a file that the other arm reads."""
+    add, began_s = results.add, {}
+    first, other, is_fault = FILES[what]
 
     def reading(*args, **facts):
-        found = states if in_first or args[5]["arm"] in begun else {}
-        begun.add(args[5]["arm"])
-        return add(*args, **facts | {"change": lambda run: run.update(script={"data_states": found})})
+        arm = args[5]["arm"]
 
+        def change(run):
+            states = other if arm in began_s else first
+            began_s.setdefault(arm, utc.seconds(run["started_at"]))
+            found = states(began_s["A"], began_s.get("B", 0)) if arm == "A" else {}
+            run["script"] = {
+                "data_states": {
+                    name: [num_bytes, round(changed_s * 1e9)] for name, (num_bytes, changed_s) in found.items()
+                }
+            }
+
+        return add(*args, **facts | {"change": change})
+
+    monkeypatch.setattr(spoiled.work_folder, "state_of", lambda path: None if "B" in began_s else [5, 7 * 10**9])
     monkeypatch.setattr(results, "add", reading)
     monkeypatch.setattr(spoiled.verification, "report", lambda folder: {"rules": ()})
     code, _ = go("A=", "B=optim.beta2=0.99", "n=2")
+    name = "/scratch/a.txt" if what == "a run of B removed it" else READ
     why = f"{name}, which A reads, changed while the race was running: begin a new race"
     assert (code, race_json(results)["why"]) == ((1, why) if is_fault else (0, None))
 

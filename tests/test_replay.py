@@ -21,6 +21,7 @@ import pytest
 import real_runs
 import scripted
 import torch
+import yaml
 
 from bench.analysis.diagnosis import code_diff
 from bench.base import atomic
@@ -637,8 +638,20 @@ def test_a_fetched_commit_and_settings_that_name_code_are_a_strangers_code_too(t
         assert brought(ours, "model.arch=subprocess:Popen") == expected
     monkeypatch.undo()
     monkeypatch.setattr(rebuilding, "REPO", repo)
-    (tmp_path / "config.yaml").write_text("model:\n  arch: subprocess:Popen\n")
-    assert brought(ours, "model=mine") == ["settings that name code"]
+    for number, config in enumerate(
+        (
+            {"model": {"arch": "subprocess:Popen"}},
+            {"model": {"layers": ["linear", "mine.py:Layer"]}},
+            {"script": {"command": ["sh", "evil.sh"]}},
+            {"script": {"module": "evil"}},
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        run = {"track": "free", "run_id": "a", "code": {"commit": ours, "diff_sha256": None}}
+        record = recorded.Recorded(folder, run, {}, ["experiment=mine"])
+        assert rebuilding.strangers_code(record) == ["settings that name code"]
 
 
 @pytest.mark.slow

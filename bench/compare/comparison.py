@@ -5,6 +5,7 @@ Facts are config, code, data and environment.  An arm whose own runs differ in a
 
 import collections
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -27,7 +28,6 @@ from bench.record import certificates, ledger, race_folder, run_folder, step_fil
 from bench.record.rows import Row
 
 MAX_FACTS = 3  # most runs of an arm whose facts are read for the differences
-MAX_TRAJECTORIES = 50  # most runs of an arm for its losses to be compared step by step
 OF_CALIBRATION = ("file", "floor_pct", "floor_n", "cv_pct", "exact")  # fields of a calibration in a Comparison
 VERDICTS = (*questions.FIRM, "inconclusive")
 KNOWN_BY = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
@@ -40,7 +40,11 @@ OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID", "TORCHINDUCTOR_CAC
 Facts = Mapping[str, Mapping[str, Any]]  # {one of KINDS: {dotted name: value}} of a run
 
 
-Losses = list[dict[str, list[Any]] | None]  # the columns step_files.LOSSES of each run of an arm; None if not read
+class Losses(NamedTuple):
+    """What tells whether two runs have the same losses."""
+
+    hash_of_all: str  # of the columns step_files.LOSSES, "" without steps
+    losses_id: str | None  # step_files.losses_id()
 
 
 def compare_arms(arms: Iterable[Arm], diagnose: bool = True, **options: Any) -> list[tuple[str, Comparison]]:
@@ -80,7 +84,7 @@ def _compared(
         "unplanned_look": is_one_race and a.unplanned_look,
         "run_again": [a.num_run_again, b.num_run_again] if is_one_race else [0, 0],
         "identical_losses": _identical_losses((a, b), losses),
-        "losses_ids": [[columns and step_files.losses_id(columns) for columns in arm_losses] for arm_losses in losses],
+        "losses_ids": [[run and run.losses_id for run in arm_losses] for arm_losses in losses],
         "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
         "drift_pct": lambda is_one_session: calibration.drift_pct(_history(a, b), is_one_session),
@@ -224,36 +228,43 @@ def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
-def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> bool | None:
+def _identical_losses(
+    arms: tuple[Arm, Arm], losses: tuple[Sequence[Losses | None], Sequence[Losses | None]]
+) -> bool | None:
     """Returns whether both arms have the same seeds, and runs of one seed bit-identical losses and values of the goal's
     metric, which may be another one, or that of the best validation within a budget.
 
-    Returns None if the seeds differ, a seed or the steps are missing, or there are too many runs to read.
+    Returns None if the seeds differ, or a seed or the steps are missing.
     """
     by_seed: list[dict[int | None, list[Any]]] = []  # {seed: (losses, metric) of its runs} of each arm
     for arm, arm_losses in zip(arms, losses, strict=True):
         by_seed.append({})
-        for row, columns in zip(arm.rows, arm_losses, strict=True):
+        for row, run_losses in zip(arm.rows, arm_losses, strict=True):
             if eligibility.is_timed(row):
                 is_loss = row["metric"] == VAL_LOSS.name and not row.get("budget")
                 score = None if is_loss else row["score"]  # of another metric or moment than the losses
-                by_seed[-1].setdefault(row["seed"], []).append((columns, score))
+                by_seed[-1].setdefault(row["seed"], []).append((run_losses and run_losses.hash_of_all, score))
     a, b = by_seed
-    runs = [columns for seeds in by_seed for seed_runs in seeds.values() for columns, _ in seed_runs]
-    is_known = a and a.keys() == b.keys() and None not in a and all(columns and columns["step"] for columns in runs)
+    hashes = [hash_of_all for seeds in by_seed for seed_runs in seeds.values() for hash_of_all, _ in seed_runs]
+    is_known = a and a.keys() == b.keys() and None not in a and all(hashes)
     return all(run == a[seed][0] for seed in a for run in a[seed] + b[seed]) if is_known else None
 
 
-def losses_of(arm: Arm) -> Losses:
-    """Returns the columns step_files.LOSSES of each run, None if its steps are damaged or there are too many runs."""
-    losses: Losses = [None] * len(arm.rows)
-    for number, folder in enumerate(arm.folders if len(arm.rows) <= MAX_TRAJECTORIES else ()):
-        if folder is None:
-            rows = arm.steps_of(number)
-            losses[number] = {name: [row.get(name) for row in rows] for name in step_files.LOSSES}
-        else:
-            with contextlib.suppress(ValueError):  # damaged, which verify reports
-                losses[number] = step_files.read_columns(folder, step_files.LOSSES)
+def losses_of(arm: Arm) -> list[Losses | None]:
+    """Returns what tells each run's losses from those of others, None if its steps are damaged."""
+    losses: list[Losses | None] = []
+    for number, folder in enumerate(arm.folders):
+        try:
+            if folder is None:
+                rows = arm.steps_of(number)
+                columns = {name: [row.get(name) for row in rows] for name in step_files.LOSSES}
+            else:
+                columns = step_files.read_columns(folder, step_files.LOSSES)
+        except ValueError:  # damaged, which verify reports
+            losses.append(None)
+            continue
+        hash_of_all = hashlib.sha256(repr(columns).encode()).hexdigest() if columns["step"] else ""
+        losses.append(Losses(hash_of_all, step_files.losses_id(columns)))
     return losses
 
 

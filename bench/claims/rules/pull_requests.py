@@ -20,7 +20,7 @@ from bench.claims.rules import rulebook, source_flags
 from bench.compare import comparison, eligibility, target, wording
 from bench.compare.selection import Arm
 from bench.config import schema
-from bench.record import clock_lines, step_files, validity
+from bench.record import clock_lines, validity
 from bench.record.importers.modded_nanogpt import SCRIPT
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
@@ -133,8 +133,7 @@ def mean_loss(pull: PullRequest) -> Answer:
     unseen = "; a log has no val_loss of step 0, which the baseline's have: was it trained before?" * is_unseen
     if pull.num_own_incomplete:
         unseen += f"; {counted(pull.num_own_incomplete, 'run')} of its code did not end, or not with a number: why?"
-    columns = comparison.losses_of(pull.candidate.arm)
-    ids = [step_files.losses_id(of_run) if of_run else None for of_run in columns]
+    ids = [run and run.losses_id for run in comparison.losses_of(pull.candidate.arm)]
     if (num := len(target.independent(pull.candidate.rows, ids))) < len(losses):
         unseen += f"; {len(losses)} runs count as {num}, as some have equal training losses: why?"
     code_key = pull.candidate.logs[0].code_key

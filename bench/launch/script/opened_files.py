@@ -44,8 +44,7 @@ class OpenedFiles:
         self._data = opened.without_small(read)
         self.read = [opened.source_of(note["real"]) for note in notes if note["reads"]]
         self.are_fixed = opened.fixes_data(job)
-        others = [note for note in read if note not in self._data]  # small; empty ones may be locks, which change
-        self._stated = [*self._data, *(note for note in others if note["num_bytes"] or self._is_beside(note))]
+        self._stated = [*self._data, *(note for note in read if note not in self._data)]
         # true if its track fixes no data and it opened none of the track's
         self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}
 
@@ -58,9 +57,6 @@ class OpenedFiles:
         """Returns {name: [size in bytes, ns of its last change]} of the files that it read, other than the track's."""
         notes = {self._name(note): note for note in self._stated[: work_folder.MAX_LISTED]}
         return {name: [note["num_bytes"], note["changed_ns"]] for name, note in notes.items()}
-
-    def _is_beside(self, note: Opened) -> bool:
-        return self.are_fixed or note["real"].startswith(self._own)
 
     def _name(self, note: Opened) -> str:
         name = note["path"].replace(str(self._work), "work")
@@ -142,6 +138,6 @@ def changed_since(run: Mapping[str, Any], job: Job) -> Iterator[str]:
         is_beside = script is not None and name.startswith("work/")
         path = script.root / name[len("work/") :] if script and is_beside else Path(REPO, os.path.expanduser(name))
         if not is_beside or path.is_symlink() or not of_rev:  # others of a revision are the commit's
-            now = path.stat() if path.exists() else None
-            if now is None or seen != [now.st_size, now.st_ctime_ns]:
+            now = work_folder.state_of(path)
+            if now is None or not work_folder.is_same_state(seen, now):
                 yield name

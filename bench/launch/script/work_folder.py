@@ -126,6 +126,19 @@ def stamp(path: Path) -> list[int] | None:
     return None
 
 
+def state_of(path: Path) -> list[int] | None:
+    """Returns [size in bytes, ns of the last change] of a file that a script reads; None if it is not there."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return [found.st_size, found.st_ctime_ns]
+    return None
+
+
+def is_same_state(state: list[int], other: list[int]) -> bool:
+    """Returns whether two states are of the same content; locks are empty, and are written again by each run."""
+    return state == other or state[0] == other[0] == 0
+
+
 def without_held_out(shards: Sequence[ShardFile], num_kept: int, is_padded: bool = True) -> list[Path]:
     """Returns shards of the same sizes in which only the first num_kept tokens are real; what follows repeats these.
 

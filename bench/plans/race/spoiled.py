@@ -1,14 +1,20 @@
 """Why a race cannot end well: what its runs have changed, left behind or failed at."""
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.base import utc
+from bench.base.paths import REPO
 from bench.launch.script import work_folder
 from bench.machine import surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
+
+REDACTED = re.compile(r"\b(?:USER|HOST|SECRET)\b")  # a path that does not lead there any more
 
 
 def forged(race: State, known: set[tuple[str, int]]) -> str | None:
@@ -37,8 +43,8 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
     if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
-    if name := _changed_data(race, done.arm):
-        return f"{name}, which {done.arm} reads, changed while the race was running: begin a new race"
+    if which := _changed_file(race, done.arm):
+        return f"{which}, changed while the race was running: begin a new race"
     rules = verification.report(race.results / run_name)["rules"] if done.status == "complete" else ()
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
         return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
@@ -50,25 +56,55 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
     return None
 
 
-def _changed_data(race: State, arm: str) -> str | None:
-    """Returns the name of a file that a run of the arm found in another state than an earlier one, or None.
+def _changed_file(race: State, arm: str) -> str | None:
+    """Returns "FILE, which ARM reads" for a file that changed since the plan, or between two runs; None if none did.
 
-    The state at the plan is unknown: a file outside of the script's folder that the arm's first run found, rather than
-    made, must not have changed since.
+    Of files outside of the scripts' folders it may be the arm's own runs that change or make one, as with a cache, if
+    that is before all others read it.  arm: that of the last run; what the others read is still as they found it.
     """
-    states: dict[str, list[int]] = {}
-    first = next(name for slot in race.slots if slot.arm == arm for name, _ in slot.attempts)
-    for name, found in _data_states(race, first).items():
-        if not name.startswith(f"{work_folder.WORK}/") and found[1] > utc.seconds(race.plan["made_at"]) * 1e9:
-            return name
-    for run_name in race.runs(arm, discarded=True) + race.runs(arm):
-        for name, found in _data_states(race, run_name).items():
-            if states.setdefault(name, found) != found:
-                return name
+    windows_s, states = list[tuple[float, float]](), dict[str, list[int]]()
+    for run in _records(race, arm):
+        windows_s.append(_window_s(run))
+        for name, found in _data_states(run).items():
+            is_late = _is_outside(name) and _changed_meanwhile(race, found, windows_s)
+            if is_late or not work_folder.is_same_state(states.setdefault(name, found), found):
+                return f"{name}, which {arm} reads"
+    for other in race.plan["arms"].keys() - {arm}:
+        runs = list(_records(race, other))
+        for name, found in _data_states(runs[-1]).items() if runs else ():
+            if _is_outside(name) and not REDACTED.search(name):
+                now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))
+                is_own = now is not None and not _changed_meanwhile(race, now, list(map(_window_s, runs)))
+                if now is None or not (is_own or work_folder.is_same_state(now, found)):
+                    return f"{name}, which {other} reads"
     return None
 
 
-def _data_states(race: State, run_name: str) -> dict[str, list[int]]:
-    run = arm_process.record_of(race.results, run_name) or {}
-    states: dict[str, list[int]] = run.get("script", {}).get("data_states", {})
+def _is_outside(name: str) -> bool:
+    return not name.startswith(f"{work_folder.WORK}/")
+
+
+def _changed_meanwhile(race: State, state: Sequence[int], windows_s: Sequence[tuple[float, float]]) -> bool:
+    """Returns whether a file with content was changed since the plan, but not within these (start, end) of runs."""
+    num_bytes, changed_s = state[0], state[1] / 1e9
+    is_own = any(start_s <= changed_s <= end_s for start_s, end_s in windows_s)
+    return num_bytes > 0 and changed_s > utc.seconds(race.plan["made_at"]) and not is_own
+
+
+def _records(race: State, arm: str) -> Iterator[dict[str, Any]]:
+    """Yields the record of each attempt of an arm, the oldest first, those without a record aside."""
+    for slot in race.slots:
+        for run_name, _ in slot.attempts if slot.arm == arm else ():
+            if run := arm_process.record_of(race.results, run_name):
+                yield run
+
+
+def _window_s(run: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns when a run started and ended, or was last seen, as time.time() gives it."""
+    end = run["ended_at"] or run["heartbeat_at"] or run["started_at"]
+    return utc.seconds(run["started_at"]) - surroundings.FILE_TIME_S, utc.seconds(end)
+
+
+def _data_states(run: Mapping[str, Any]) -> dict[str, list[int]]:
+    states: dict[str, list[int]] = (run.get("script") or {}).get("data_states") or {}
     return states

@@ -7,6 +7,7 @@ training script come from the record's code/. Nothing is taken from the working 
 import contextlib
 import errno
 import functools
+import json
 import os
 import re
 import shutil
@@ -125,9 +126,11 @@ def strangers_code(recorded: Recorded) -> list[str]:
 
 def names_code(recorded: Recorded) -> bool:
     """Returns whether a record's settings name a script or a class that is not the harness's."""
-    settings = configs.settings(configs.read(str(recorded.folder))).values()  # own yamls may have named code as well
+    settings = configs.settings(configs.read(str(recorded.folder)))  # own yamls may have named code as well
+    has_script = any(value is not None for key, value in settings.items() if key.split(".")[0] == "script")
     is_named = any(":" in text or "script" in text for text in recorded.overrides)
-    return is_named or any(isinstance(value, str) and IMPORT_PATH.fullmatch(value) for value in settings)
+    within = json.dumps([*settings.values()], separators=("\n", "\n"), default=str)  # also in lists
+    return has_script or is_named or bool(IMPORT_PATH.search(within))
 
 
 def is_ours_by_ledger(recorded: Recorded) -> bool:
