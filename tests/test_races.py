@@ -207,7 +207,7 @@ def test_an_interrupt_hides_neither_a_change_of_the_installed_python_nor_a_faile
     """A cheat: what ends a race is done by a run that interrupts it at its end."""
     go("A=", "B=", "n=2", hurt={3: "kill"})
     with monkeypatch.context() as patch:
-        patch.setattr("bench.machine.surroundings._last_change", lambda folder: (1, 1))
+        patch.setattr("bench.machine.surroundings._state_of_code", lambda folder: (1, 1))
         with pytest.raises(ValueError, match="the installed Python code changed since it was planned"):
             race.main(["--resume"])
     assert race.main(["--resume"]) == 0

@@ -5,10 +5,12 @@ import marshal
 import os
 import py_compile
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import claimed
@@ -18,6 +20,8 @@ import scripted
 from test_sandbox import needs_one
 
 from bench.api import comparing
+from bench.base import private
+from bench.base.paths import REPO
 from bench.cli import race
 from bench.cli.main import main as bench
 from bench.machine import environment, processes, surroundings
@@ -125,9 +129,15 @@ def test_a_file_that_a_run_puts_into_the_installed_python_ends_the_race(raced, t
     assert re.search(f"verdict: while .* of B ran, the Python code in {folder} changed, which all", out), out
 
 
+def environment_in(folder):
+    """Makes a virtual environment without packages, and returns the folder in which they would be."""
+    venv.create(folder)
+    return folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+
 def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, monkeypatch):
-    (tmp_path / "lib/python3.11/site-packages/torch/__pycache__").mkdir(parents=True)
-    packages = tmp_path / "lib/python3.11/site-packages"
+    packages = environment_in(tmp_path)
+    (packages / "torch/__pycache__").mkdir(parents=True)
     (packages / "torch/a.py").write_text("")
     (tmp_path / "group").mkdir()
     (tmp_path / "group/cpu.shares").write_text("1024")
@@ -136,7 +146,7 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
     (tmp_path / "program/.venv").symlink_to(tmp_path)  # the default interpreter of its scripts
     for word in (f"script.root={tmp_path}/program", f"script.python={tmp_path}/bin/python"):
         pythons = arm_process.pythons_of({"A": {"overrides": ["track=free", word]}})
-        assert [Path(python).resolve() for python in pythons] == [tmp_path / "bin/python"]
+        assert [Path(python).parent.resolve() / "python" for python in pythons] == [tmp_path / "bin/python"]
     before = surroundings.facts(pythons)
 
     def changed():
@@ -149,15 +159,14 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
     assert changed() == ["the limits of the control groups"]
     (packages / "torch/a.py").write_text("import time")
     assert changed() == ["the limits of the control groups", f"the Python code in {packages}"]
-    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").unlink()
     (tmp_path / "bin/python").write_text("#!/bin/sh\nexec python3")
     assert changed()[-1] == f"the interpreter {tmp_path}/bin/python"
 
 
 def test_a_package_that_is_a_link_is_watched_too(tmp_path):
     """As uv, conda and stow install them."""
-    packages, store = tmp_path / "lib/python3.11/site-packages", tmp_path / "store/net"
-    packages.mkdir(parents=True)
+    packages, store = environment_in(tmp_path), tmp_path / "store/net"
     store.mkdir(parents=True)
     (store / "a.py").write_text("")
     (packages / "net").symlink_to(store)
@@ -168,11 +177,59 @@ def test_a_package_that_is_a_link_is_watched_too(tmp_path):
     assert [name for name in after if after[name] != before[name]] == [f"the Python code in {packages}"]
 
 
+@pytest.mark.parametrize("what", ["a zip before the library", "a folder that a .pth names", "a folder that is moved"])
+def test_packages_are_watched_wherever_an_interpreter_finds_them(tmp_path, what):
+    packages, library = environment_in(tmp_path / "env"), tmp_path / "other/site-packages"
+    for folder in (packages / "net", library / "net", tmp_path / "prepared"):
+        folder.mkdir(parents=True)
+        (folder / "a.py").write_text("")
+    (packages / "other.pth").write_text(f"{library}\n")
+    python = str(tmp_path / "env/bin/python")
+    (archive,) = (path for path in surroundings._installation(python).folders if path.endswith(".zip"))
+    before = surroundings.python_code([python])
+    expected = library
+    if what == "a folder that a .pth names":
+        (library / "net/a.py").write_text("import time")
+    elif what == "a folder that is moved":
+        (library / "net").rename(tmp_path / "away")
+        (tmp_path / "prepared").rename(library / "net")
+    else:
+        expected = Path(archive)
+        if not os.access(expected.parent, os.W_OK) or expected.exists():
+            pytest.skip(f"{expected} cannot be written")
+        expected.write_bytes(b"")
+    try:
+        after = surroundings.python_code([python])
+    finally:
+        Path(archive).unlink(missing_ok=True) if expected == Path(archive) else None
+    shown = private.redact(str(expected), REPO)
+    assert [name for name in after if after[name] != before[name]] == [f"the Python code in {shown}"]
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_bytecode_of_another_version_is_compared_by_that_version(tmp_path, version):
+    if not (python := shutil.which(f"python{version}")):
+        pytest.skip(f"this machine has no Python {version}")
+    done = subprocess.run([python, "-m", "venv", "--without-pip", tmp_path / "env"], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"this machine's Python {version} makes no virtual environments")
+    source = tmp_path / f"env/lib/python{version}/site-packages/helper.py"
+    source.write_text("def f(x):\n    return [x for x in range(3)]\n")
+    own, since_s, known = str(tmp_path / "env/bin/python"), time.time(), set()
+    subprocess.run([own, "-c", "import helper"], check=True)
+    assert surroundings.forged_bytecode([own], since_s, known) is None and len(known) >= 1
+    (compiled,) = source.parent.glob("__pycache__/helper.*.pyc")
+    forge = "import marshal, sys; file = open(sys.argv[1], 'r+b'); file.seek(16); code = compile('0', '', 'exec')"
+    subprocess.run([own, "-c", f"{forge}; file.write(marshal.dumps(code))", compiled], check=True)
+    assert surroundings.forged_bytecode([own], since_s, known) == str(compiled)
+
+
 def test_bytecode_that_is_not_its_sources_is_found(tmp_path, monkeypatch):
     """A cheat: a .pyc that Python takes for that of an unchanged source."""
     packages = tmp_path / "lib/python3.11/site-packages"
     packages.mkdir(parents=True)
-    monkeypatch.setattr(surroundings, "_folders", lambda interpreters: {str(packages)})
+    tag = sys.implementation.cache_tag
+    monkeypatch.setattr(surroundings, "_installation", lambda python: surroundings.Installation(tag, (str(packages),)))
     source, since_s, known = packages / "helper.py", time.time(), set()
     source.write_text("def f(x):\n    return [x for x in range(3)]\n")
 

@@ -4,29 +4,36 @@ A run of one arm could change it for those of the other, and so could another pr
 """
 
 import contextlib
+import functools
 import hashlib
-import importlib.util
 import json
-import marshal
 import os
 import re
 import resource
-import site
+import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.base import private
 from bench.base.paths import REPO
-from bench.machine import environment
+from bench.machine import bytecode, environment
 
 OF_PROCESS = ("cgroup", "autogroup", "timerslack_ns", "oom_score_adj", "coredump_filter")  # of /proc/self, inherited
 CPU_LIMITS = ("cpu.max", "cpu.weight", "cpu.cfs_quota_us", "cpu.shares", "cpuset.cpus")  # of cgroup v2 and v1
 PYCACHE = "__pycache__"
 APART = (PYCACHE, "test")  # folders without code that runs import
-HEADER_BYTES = 16  # of a .pyc: magic number, flags, time and size of the source
+BYTECODE = re.compile(r"\.([^.]+)(\.opt-\d)?\.pyc$")
+ANSWER_S = 60.0  # for an interpreter to start and to compile what is new
+CHECK = Path(bytecode.__file__).read_text()
+ASK = """
+import json, os, site, sys, sysconfig
+found = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages") or ".zip" in path]
+found += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+found += [site.getusersitepackages(), *site.getsitepackages()]
+print(json.dumps([sys.implementation.cache_tag, sorted(set(found))]))
+"""  # what a .pth adds besides is noted where it is read: see bench/training/open_watch.py
 FILE_TIME_S = 0.02  # by which a file system's clock may lag behind
 
 
@@ -49,12 +56,13 @@ def facts(pythons: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def python_code(pythons: Iterable[str] = ()) -> dict[str, list[int]]:
-    """Returns {"the Python code in FOLDER": [number of files, last change]} and each interpreter's state.
+    """Returns {"the Python code in FOLDER": _state_of_code()} and each interpreter's state.
 
     pythons: the paths of interpreters besides this one.  A folder takes a tenth of a CPU second for 20,000 files.
     """
     interpreters = {sys.executable, *pythons}
-    states = {f"the Python code in {private.redact(path, REPO)}": _last_change(path) for path in _folders(interpreters)}
+    folders = {folder for path in interpreters for folder in _installation(path).folders}
+    states = {f"the Python code in {private.redact(path, REPO)}": _state_of_code(path) for path in folders}
     return states | {f"the interpreter {private.redact(path, REPO)}": _interpreter(Path(path)) for path in interpreters}
 
 
@@ -64,49 +72,58 @@ def python_sha256(pythons: Iterable[str] = ()) -> str:
 
 
 def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[tuple[str, int]]) -> str | None:
-    """Returns the path of the first .pyc, written since then, that Python would run and that is not its source's.
+    """Returns the path of a .pyc, written since then, that one of the Pythons would run and that is not its source's.
 
     Runs write bytecode for the modules that they import.  since_s: as of time.time(); known: (path, st_ctime_ns) of
-    bytecode that needs no second look, added to in place.  Only bytecode of this version of Python is read.
+    bytecode that needs no second look, added to in place.
     """
-    is_bytecode = re.compile(rf"\.{re.escape(str(sys.implementation.cache_tag))}(\.opt-\d)?\.pyc$")
-    for folder in _folders({sys.executable, *pythons}):
+    interpreters = [sys.executable, *pythons]
+    by_tag = {_installation(path).cache_tag: path for path in reversed(interpreters)}
+    new: dict[str, dict[str, int]] = {tag: {} for tag in by_tag}  # {tag: {path: ns of its change}}
+    for folder in {folder for path in interpreters for folder in _installation(path).folders}:
         for entry in _files(folder, only=PYCACHE):
-            changed_ns = 0
-            with contextlib.suppress(OSError):  # replaced a moment ago, by one that is looked at after the next run
-                changed_ns = entry.stat().st_ctime_ns if is_bytecode.search(entry.name) else 0
-            if changed_ns >= (since_s - FILE_TIME_S) * 1e9 and (entry.path, changed_ns) not in known:
-                if not _is_of_its_source(Path(entry.path)):
-                    return private.redact(entry.path, REPO)
-                known.add((entry.path, changed_ns))
+            match = BYTECODE.search(entry.name)
+            if match and match[1] in by_tag:
+                with contextlib.suppress(OSError):  # replaced a moment ago, by one that is looked at after the next run
+                    changed_ns = entry.stat().st_ctime_ns
+                    if changed_ns >= (since_s - FILE_TIME_S) * 1e9 and (entry.path, changed_ns) not in known:
+                        new[match[1]][entry.path] = changed_ns
+    for tag, paths in new.items():
+        if forged := _forged(by_tag[tag], list(paths)):
+            return private.redact(forged[0], REPO)
+        known.update(paths.items())
     return None
 
 
-def _is_of_its_source(path: Path) -> bool:
-    """Returns whether this bytecode is what its source compiles to, or is not used because it is of another state."""
+def _forged(python: str, paths: Sequence[str]) -> list[str]:
+    """Returns those paths of bytecode that are not their source's, by an interpreter that reads no bytecode itself."""
+    if not paths:
+        return []
+    without = ("-I", "-S", "-B", "-X", f"pycache_prefix={os.devnull}")
+    answer = _answer([python, *without, "-c", CHECK], json.dumps(paths))
+    return list(paths) if answer is None else answer
+
+
+class Installation(NamedTuple):
+    """What an interpreter runs: the tag of its bytecode, and its standard library and packages."""
+
+    cache_tag: str
+    folders: tuple[str, ...]  # absolute, among them zip files; they need not exist
+
+
+@functools.cache
+def _installation(python: str) -> Installation:
+    """Asks an interpreter, which may be another version.  One that does not answer can run nothing either."""
+    answer = _answer([python, "-c", ASK], "")
+    return Installation(answer[0], tuple(map(os.path.abspath, answer[1]))) if answer else Installation("", ())
+
+
+def _answer(command: Sequence[str], text: str) -> Any:
     try:
-        source = Path(importlib.util.source_from_cache(str(path)))
-        content, text, facts = path.read_bytes(), source.read_bytes(), source.stat()
-        flags, time_s, num_bytes = (int.from_bytes(content[at : at + 4], "little") for at in (4, 8, 12))
-        if not flags and (time_s, num_bytes) != (int(facts.st_mtime) & 0xFFFFFFFF, facts.st_size & 0xFFFFFFFF):
-            return True
-        level = path.name.rpartition(".opt-")[2].removesuffix(".pyc") if ".opt-" in path.name else "0"
-        expected = compile(text, str(source), "exec", dont_inherit=True, optimize=int(level))
-        return bool(marshal.loads(content[HEADER_BYTES:]) == expected)  # which compares all but file names
-    except (FileNotFoundError, NotImplementedError):  # without its source it is not used
-        return True
-    except (OSError, SyntaxError, ValueError, EOFError, TypeError):
-        return False
-
-
-def _folders(interpreters: Iterable[str]) -> set[str]:
-    folders = {site.getusersitepackages(), *site.getsitepackages()}
-    folders |= set(map(str, Path(site.getuserbase()).glob("lib/python*/site-packages")))  # of any version
-    folders |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    for path in map(Path, interpreters):
-        folders |= set(map(str, path.parent.parent.glob("lib/python*/site-packages")))
-        folders |= set(map(str, Path(os.path.realpath(path)).parent.parent.glob("lib/python*")))  # of a venv's base
-    return folders
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ANSWER_S, cwd="/")
+        return json.loads(done.stdout.splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
 
 
 def _interpreter(path: Path) -> list[int]:
@@ -119,13 +136,17 @@ def _interpreter(path: Path) -> list[int]:
     return state
 
 
-def _last_change(folder: str) -> list[int]:
-    """Returns [number of files below a folder, st_ctime_ns of the one that was changed last], without bytecode."""
-    num_files, last_ns = 0, 0
-    for entry in _files(folder):
+def _state_of_code(path: str) -> list[int]:
+    """Returns [number of files, a sum over their inodes and times of change] of a folder or zip, without bytecode.
+
+    The sum also tells a folder that is moved to another's place, whose files keep their times.
+    """
+    num_files, total = 0, 0
+    for file in [path] if os.path.isfile(path) else _files(path):
         with contextlib.suppress(OSError):
-            num_files, last_ns = num_files + 1, max(last_ns, entry.stat().st_ctime_ns)
-    return [num_files, last_ns]
+            facts = os.stat(file)
+            num_files, total = num_files + 1, (total + hash((facts.st_ino, facts.st_ctime_ns))) % 2**63
+    return [num_files, total]
 
 
 def _files(folder: str, only: str | None = None) -> Iterator[os.DirEntry[str]]:

@@ -195,7 +195,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 race = _run_one(race, slot, folders[slot.arm], show, series)
                 strays = end_strays()
             done = race.slots[slot.position]
-            if changed := [name for name, value in surroundings.facts(pythons).items() if value != before[name]]:
+            if changed := [name for name, value in surroundings.facts(pythons).items() if value != before.get(name)]:
                 run_name, _ = done.attempts[-1]
                 meanwhile = f"while {run_name} of {done.arm} ran"
                 return "abandoned", f"{meanwhile}, {changed[0]} changed, which all runs of this race share"
