@@ -118,6 +118,17 @@ def test_of_a_link_to_an_interpreter_only_the_link_is_seen(confined, tmp_path):
         assert confined(code, readable=readable) == (0, f"False {prefix}\n", None)
 
 
+def test_links_of_a_strangers_folder_show_no_folder_around_it(tmp_path):
+    """A cheat: an interpreter two levels below the user's folder, by links that git keeps."""
+    clone = tmp_path / "clone"
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/up").symlink_to("../..")
+    (clone / ".venv/bin/python").symlink_to("../up/clone/python")
+    (clone / "python").write_text(f"#!/bin/sh\nexec {sys.executable}")
+    shown = list(map(os.path.realpath, sandbox.python_files(str(clone / ".venv/bin/python"))))
+    assert str(clone / "python") in shown and str(tmp_path) not in shown
+
+
 def test_it_reaches_neither_the_users_keys_nor_the_machines_host(confined):
     code = f"""
 import ctypes, errno, socket

@@ -183,7 +183,8 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
 def python_files(python: str) -> list[str]:
     """Returns what an interpreter reads: the folders of its environment and its base, and links on the way.
 
-    Such a link may lie in ~/.local/bin, whose neighbours hold keyrings, so only the link itself is passed on.
+    Such a link may lie in ~/.local/bin, whose neighbours hold keyrings, so only the link itself is passed on.  So is an
+    interpreter whose folder has no standard library: a stranger's links may lead to one of the user's folders.
     """
     paths, path = set[str](), os.path.abspath(python)
     while os.path.islink(path):
@@ -193,9 +194,10 @@ def python_files(python: str) -> list[str]:
         elif not path.startswith(tuple(f"{system}/" for system in SYSTEM)):
             paths.add(path)
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
-    paths.add(os.path.dirname(os.path.dirname(path)))
-    whole = {"/", os.path.expanduser("~"), *SYSTEM}
-    return sorted(path for path in paths if path not in whole and os.path.exists(path))
+    base = os.path.dirname(os.path.dirname(path))
+    paths.add(base if any(Path(base).glob("lib*/python*/os.py")) else path)
+    whole = {"/", os.path.realpath(os.path.expanduser("~")), *map(os.path.realpath, SYSTEM)}
+    return sorted(path for path in paths if os.path.exists(path) and os.path.realpath(path) not in whole)
 
 
 class Watch:
