@@ -11,7 +11,7 @@ from benchmarks import contestants
 from bench.base import stats, text_table
 from bench.claims.rules import races
 from bench.cli import compare
-from bench.compare import clocks, effects, wording
+from bench.compare import clocks, effects, eligibility, wording
 from bench.report import verdicts
 
 A_S, B_S = [10.0, 10.01, 9.99, 10.005], [10.005, 9.995, 10.0, 10.01]
@@ -19,11 +19,10 @@ HIGHER, LOWER = [3.0, 3.01, 2.99, 3.0], [2.9, 2.91, 2.89, 2.9]
 USUAL_S, MORE_S = [0.3, 0.31, 0.3, 0.29], [0.8, 0.81, 0.8, 0.79]  # outside its own clock
 
 
-def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b_at_start_s=0.1, **options):
+def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b_at_start_s=0.1, goal=None, **options):
     """Returns the Comparison of runs that spend so many seconds outside their own clocks."""
-    pairs = zip(
-        comparing.raced(A_S, b_s, HIGHER, b_losses), (a_off_s, b_off_s), (a_at_start_s, b_at_start_s), strict=True
-    )
+    both = comparing.raced(A_S, b_s, HIGHER, b_losses, **({"goal": goal} if goal else {}))
+    pairs = zip(both, (a_off_s, b_off_s), (a_at_start_s, b_at_start_s), strict=True)
     arms = ([_clocked(*pair, at_s) for pair in zip(runs, off_s)] for runs, off_s, at_s in pairs)
     return comparing.compare(*arms, **options)
 
@@ -127,6 +126,46 @@ def test_it_is_neither_better_nor_are_its_steps_fewer():
     ):
         assert comparison["verdict"] == "inconclusive" and not is_counted(comparison)
         assert comparison["words"].endswith(f", so {what} not counted")
+
+
+def test_it_is_not_counted_where_times_are_not_comparable_either():
+    """A cheat: a clock that is set back once, or a budget, of which only the losses are compared."""
+    for options, refusal in (({"goal": {"budget": {"time_s": 10.0}}}, "a budget of"), ({}, "timed steps differ")):
+        comparisons = []
+        for off_s in (USUAL_S, MORE_S):
+            with pytest.MonkeyPatch.context() as patch:
+                if not options:
+                    only_steps = lambda a, b, names: [("of time", "timed steps differ")]  # noqa: E731
+                    patch.setattr(eligibility, "_finish_line", only_steps)
+                comparisons.append(raced(off_s, on="loss", **options))
+        honest, cheat = comparisons
+        assert not honest["comparable"] and refusal in honest["reasons"][0]
+        assert (honest["verdict"], is_counted(honest)) == ("better", True)
+        assert (cheat["verdict"], is_counted(cheat)) == ("inconclusive", False)
+        assert "B spends 0.500 s more outside its own clock than A (95 % interval 0.486 to 0.514" in cheat["words"]
+        assert cheat["time"]["mean_s"] == [None, None] and cheat["time"]["outside"]["mean_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "goal"),
+    [
+        (lambda num_steps: {"num_steps": num_steps // 2}, {}),  # a larger model, whose first validation took as long
+        (lambda num_steps: {}, {"num_scores": 20}),  # a faster one, which validates twice as often
+    ],
+)
+def test_in_a_budget_a_larger_model_may_validate_longer_and_a_faster_one_more_often(monkeypatch, metrics, goal):
+    budget, twice_s = {"budget": {"time_s": 10.0}}, [2 * seconds for seconds in USUAL_S]
+    at_start_s = 0.1 if goal else 0.2
+    assert not is_counted(raced(twice_s, on="loss", goal=budget, b_at_start_s=at_start_s))
+    real = clocks.outside
+
+    def other(arms, *args):
+        rows = [dict(row, num_scores=10) for row in arms[0]]
+        changed = [dict(row, num_scores=10) | metrics(row["num_steps"]) | goal for row in arms[1]]
+        return real([rows, changed], *args)
+
+    monkeypatch.setattr(clocks, "outside", other)
+    assert is_counted(raced(twice_s, on="loss", goal=budget, b_at_start_s=at_start_s))
 
 
 def test_it_is_counted_where_both_spend_as_much_and_nothing_is_said_of_a_loss_that_is_not_lower():

@@ -79,18 +79,33 @@ def outside(
     }
 
 
+def without_times(by_launcher: Outside | None) -> Outside | None:
+    """Returns only what an arm spends outside its own clock, where the times are not comparable."""
+    if by_launcher is None:
+        return None
+    extra = {name: by_launcher[name] for name in ("extra_s", "extra_ci95_s", "extra_p")}
+    return cast(Outside, NOTHING_OUTSIDE | extra | {"unknown": by_launcher["unknown"] or "times are not comparable"})
+
+
 def _extra(arms: Arms) -> stats.Welch:
     """Tests how many seconds more B spends outside its own clock than A: hidden training lowers B's loss.
 
     A larger model may slow B's validations as much as its steps or its validation at step 0.  A cheat could stretch
     either by sleeping, so one ratio may exceed the other by at most 25 %.  Minima are used, as noise only adds time.
+    Within a budget the time may also grow with the number of validations, which eligibility.py limits.
     """
     off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
     shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
-    a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
+    a_s, b_s = (stats.mean([_step_s(row) for row in rows if row["train_s"] is not None]) for rows in arms)
     steps_ratio, start_ratio = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
     pace = max(1.0, min(max(steps_ratio, start_ratio), MAX_VALIDATION_RATIO * min(steps_ratio, start_ratio)))
+    a_num, b_num = (stats.mean([row.get("num_scores") or 1 for row in rows]) for rows in arms)
+    pace *= max(1.0, b_num / a_num)  # within a budget, who is faster validates more often
     return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
+
+
+def _step_s(row: Row) -> float:
+    return (row["train_s"] or 0.0) / (row.get("num_steps") or 1)  # within a budget all train as long
 
 
 def spends_more_beside(arms: Arms) -> bool:

@@ -86,6 +86,7 @@ class Comparison(TypedDict, total=False):
     compile: effects.Secondary
     time_all: effects.Time | None  # including the excluded runs; None if there are none
     excluded: list[Excluded]
+    more_outside: bool  # whether B spends more time outside its own clock than A, also if times are not comparable
     started: list[int]
     run_again: list[int]  # how many interrupted runs the race has run again, warm-ups too
     steps: list[int | None]  # None if the runs of the arm differ
@@ -159,10 +160,14 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         margin, margin_source = chosen, "from the plan" if given.loss_margin_nats is None else "as given"
     loss_by = target_val_loss, target.p_value_of(track), margin
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
+    time = effects.time(counted, *judged_by)
+    more_outside = effects.spends_more_outside(time)
+    if not shown:
+        time = effects.time([[], []], *judged_by) | {"outside": clocks.without_times(time["outside"])}
     comparison: Comparison = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
-        "time": effects.time(counted if shown else [[], []], *judged_by),
+        "time": time,
         "val_loss": effects.val_loss(
             (a_rows, b_rows),
             *loss_by,
@@ -186,6 +191,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         "compile": others["compile"],
         "time_all": effects.time(arms, *judged_by) if excluded and shown else None,
         "excluded": excluded,
+        "more_outside": more_outside,
         "started": [len(a_rows), len(b_rows)],
         "run_again": list(given.run_again),
         "earlier_weight": given.earlier_weight,
@@ -292,11 +298,11 @@ def _decide(comparison: Comparison) -> None:
         or loss["below_target"] == [False, True]
         or steps_answer == "better"
     )
-    hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
+    more_outside = comparison.get("more_outside", effects.spends_more_outside(comparison["time"]))  # older: no such key
     flags = {
         DEPENDS: time_all is not None and _time_answer(comparison, time_all) != on_time,
         effects.DISAGREE: clocks_disagree(comparison["time"]) and comparison["comparable"],
-        effects.NOT_COUNTED: hides_time and comparison["comparable"],
+        effects.NOT_COUNTED: is_lower and more_outside,  # B may have trained outside its clock
     }
     comparison["flags"] = [flag for flag in comparison["flags"] if flag not in flags] + [
         flag for flag in flags if flags[flag]
