@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_489,
+    "base": 2_491,
     "config": 3_336,
     "machine": 4_683,
     "data": 1_669,
-    "record": 7_527,
+    "record": 7_530,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_847,
-    "compare": 3_520,
-    "launch": 7_398,
+    "compare": 3_541,
+    "launch": 7_408,
     "report": 4_692,
-    "plans": 9_693,
-    "claims": 3_532,
+    "plans": 9_697,
+    "claims": 3_551,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_820,
+    "tests": 57_911,
 }
 SLACK = 250
 

@@ -123,6 +123,22 @@ def test_bad_runs_of_its_own_code_are_its_own_wherever_they_lie(planted, capsys,
     assert f"{apart} has the candidate's code: its runs are counted as such" in report["choice"]
 
 
+def test_flags_of_the_baseline_with_other_values_are_left_to_a_reader(planted, capsys):
+    set_flag = SCRIPT + "torch._inductor.config.max_autotune = False\n"
+    same = set_flag.replace("model[0] += 1", "model[0] += 2")
+    for candidate, grade in ((same, "pass"), (same.replace("autotune = False", "autotune = True"), "reader")):
+        folder = planted(candidate, baseline=set_flag)
+        _, grades, report = answers(folder, capsys)
+        assert grades["flags"] == grade
+    assert "sets inductor.max_autotune by other statements than the baseline" in report["answers"]["flags"][1]
+
+
+@pytest.mark.parametrize("part", ["x = 0x" + "f" * 9000, "if a == 0:\n    pass\n" + "elif a == 1:\n    pass\n" * 2500])
+def test_a_source_that_cannot_be_read_whole_is_left_to_a_reader(planted, capsys, part):
+    code, grades, _ = answers(planted(f"{CHANGED}{part}\n"), capsys)
+    assert code in (0, 1) and grades["flags"] in ("pass", "reader")
+
+
 def test_logs_without_code_beside_the_candidates_are_left_to_a_reader(planted, capsys):
     folder = planted(CHANGED)
     for number in (7, 8):
@@ -178,7 +194,7 @@ def test_a_run_of_its_code_that_did_not_end_is_left_to_a_reader(planted, capsys,
     ],
 )
 def test_a_flag_is_found_however_its_source_names_it(source):
-    flags, unseen = source_flags.flags_of({"a.py": f"import torch\n{source}"})
+    flags, _, unseen = source_flags.flags_of({"a.py": f"import torch\n{source}"})
     assert (list(flags), unseen) == (["inductor.x"], {})
 
 
@@ -213,6 +229,8 @@ def test_a_variable_and_an_option_are_found_too(source, flag):
         "from torch._inductor import config\ndef f(config):\n    config.lr = 3",
         "from torch._inductor import config\ndef f():\n    config = Args()\n    config.lr = 3",
         "import re\nc = re.compile\nc('a')",
+        "@torch.compiler.disable\ndef f(compiled):\n    return compiled(1) if torch.compiler.is_compiling() else 2",
+        "torch._dynamo.mark_dynamic(x, 0)\nmodel.compile(dynamic=False)",
         "re.compile('a')\nos.environ['HOME'] = 'x'\nprint('torch._inductor', f'{torch._inductor.config.x}')",
         "@torch.compile\ndef f(): pass\nm = torch.compile(m, dynamic=False)",
         "import logging\nlogging.getLogger('torch._dynamo').setLevel(1)\nassert 'TORCHINDUCTOR_A' not in os.environ",
@@ -220,7 +238,7 @@ def test_a_variable_and_an_option_are_found_too(source, flag):
     ],
 )
 def test_what_reads_flags_or_only_looks_alike_sets_none(source):
-    assert source_flags.flags_of({"a.py": f"import os, torch\n{source}"}) == ({}, {})
+    assert source_flags.flags_of({"a.py": f"import os, torch\n{source}"}) == ({}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -263,6 +281,14 @@ def test_what_reads_flags_or_only_looks_alike_sets_none(source):
         "compiled = model.compile\ncompiled(mode='max')",
         "f = torch.nn.Module.compile\nf(model, mode='max')",
         "os.execvpe('a', [], dict(os.environ, TORCHINDUCTOR_A='1'))",
+        "getattr(model, 'compile')(mode='max')",
+        "operator.methodcaller('compile', mode='max')(model)",
+        "@torch._dynamo.patch_dynamo_config(recompile_limit=1)\ndef f(): pass",
+        "torch._inductor.config_comms.x = True",
+        "from torch._inductor.compile_fx import compile_fx\ncompile_fx(g, x, config_patches={'a': 1})",
+        "torch._inductor.standalone_compile(g, x, options={'a': 1})",
+        "from torch import *\nc = compile\nc(model, mode='max')",
+        "torch.compiler.set_stance('force_eager')",
     ],
 )
 def test_what_a_source_hands_on_is_left_to_a_reader(planted, capsys, source):

@@ -98,6 +98,7 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
     [
         (["script.module=scripts.base_train"], "script.module=scripts.base_train: give script.root=DIR"),
         (["script.root=ROOT"], "there is no script: give script=PATH/train_gpt.py, or script.root=DIR with"),
+        (["script.root=EMPTY", "script.command=true"], "script.root=EMPTY: it has no source, by which two versions"),
         (["script.root=ROOT/none", "script.module=a"], "there is no such folder: give the program's repository"),
         (["script.root=ROOT", "script.module=scripts.other"], "script.root=ROOT has no file scripts/other.py"),
         (["script.root=ROOT", "script=other.py"], "script=other.py: script.root=ROOT has no file other.py"),
@@ -117,11 +118,34 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
         ),
     ],
 )
-def test_what_cannot_be_started_is_refused_in_one_sentence(results, capsys, settings, message):
-    assert program.main(["run", *FREE, *[setting.replace("ROOT", str(PACKAGE)) for setting in settings]]) == 2
+def test_what_cannot_be_started_is_refused_in_one_sentence(results, tmp_path, capsys, settings, message):
+    (tmp_path / "empty").mkdir()
+    words, expected = (
+        [text.replace("ROOT", str(PACKAGE)).replace("EMPTY", str(tmp_path / "empty")) for text in texts]
+        for texts in (settings, [message])
+    )
+    assert program.main(["run", *FREE, *words]) == 2
     shown = " ".join(capsys.readouterr().err.split())
-    assert message.replace("ROOT", str(PACKAGE)) in shown and "Traceback" not in shown
+    assert expected[0] in shown and "Traceback" not in shown
     assert real_runs.folders(results) == []
+
+
+def test_an_interpreter_that_the_repository_has_is_not_taken_for_its_users(tmp_path):
+    """A cheat: a revision commits a .venv, which the other revision of a race would be run with."""
+    real_runs.git(tmp_path, "init", "-q")
+    (tmp_path / "train.py").write_text("print(1)")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    settings = ["track=free", f"script.root={tmp_path}", "script=train.py"]
+    assert compose_script(settings).python == str(tmp_path / ".venv/bin/python")
+    real_runs.git(tmp_path, "add", "-f", ".venv")
+    with pytest.raises(ValueError, match=r"/.venv is part of its repository: give an interpreter that is not"):
+        compose_script(settings)
+    assert compose_script([*settings, f"script.python={sys.executable}"]).python == sys.executable
+
+
+def compose_script(settings):
+    return script.from_config(compose.compose(settings), settings)
 
 
 @pytest.mark.parametrize(

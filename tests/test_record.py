@@ -371,6 +371,8 @@ def test_a_damaged_stall_names_its_line_and_field(tmp_path):
         ("/scratch/ada/x:/scratch/adam/x", "/scratch/USER/x:/scratch/adam/x"),
         ("ada is a name, adapter a word", "ada is a name, adapter a word"),  # only in paths
         ("rank 0 on gpu-box7.example.org", "rank 0 on HOST"),
+        ("/data/ada-runs/ada_v2.log and /data/ada2", "/data/USER-runs/USER_v2.log and /data/ada2"),
+        ("at=%2Fhome%2Fada%2Fx", "at=~%2Fx"),
         ("/tmp/torchinductor_ada/x, ada@db", "/tmp/torchinductor_USER/x, USER@db"),
     ],
 )

@@ -113,14 +113,16 @@ def _spellings(folder: str) -> tuple[str, ...]:
     import urllib.parse  # which takes milliseconds of every start
 
     paths = {folder, os.path.realpath(folder)}
-    paths |= {json.dumps(path)[1:-1] for path in paths} | {urllib.parse.quote(path, errors="replace") for path in paths}
+    quoted = {urllib.parse.quote(path, safe, errors="replace") for path in paths for safe in ("/", "")}
+    paths |= {json.dumps(path)[1:-1] for path in paths} | quoted
     return tuple(sorted(paths, key=len, reverse=True))
 
 
 @functools.lru_cache
 def _user(name: str) -> re.Pattern[str]:
     text = re.escape(name)
-    before, after = r"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-))", r"(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))"
+    before = r"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-))"
+    after = r"(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))" if name.lower() in ORDINARY else "(?![A-Za-z0-9])"  # alice-runs
     return re.compile(rf"{before}{text}{after}|(?<![\w./-]){text}(?=@[\w.-])")
 
 

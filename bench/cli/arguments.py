@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
             names = [name.strip(" '\"") for name in names.split(",")]
             return f"{option} {value}: {did_you_mean(value, names)}choose from {', '.join(names)}"
         if message.startswith(UNKNOWN):
-            return self._unknown(message.removeprefix(UNKNOWN).split()[0])
+            return self._unknown((message.removeprefix(UNKNOWN).split() or ["''"])[0])
         if "ignored explicit argument" in message:  # argparse reads -model=gpt2 as -m
             short = [word for word in self._given if re.match(r"-\w+[^=]*=", word)]
             return self._unknown(short[0]) if short else f"{message.split()[1]} it takes no value: omit that"

@@ -93,17 +93,21 @@ def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int
     wrappers: number of sandbox processes around it, each the parent of the next.  They pass no signal on, and exit with
     128 plus its number if a signal ended the command.
     """
-    # in its own session: the launcher handles Ctrl-C and a closed terminal
-    child = subprocess.Popen(
-        command,
-        env=env,
-        cwd=os.getcwd(),
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        stderr=2,
-        start_new_session=True,
-        preexec_fn=_confined if wrappers else processes.die_with_parent,
-    )
+    try:
+        # in its own session: the launcher handles Ctrl-C and a closed terminal
+        child = subprocess.Popen(
+            command,
+            env=env,
+            cwd=os.getcwd(),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            stderr=2,
+            start_new_session=True,
+            preexec_fn=_confined if wrappers else processes.die_with_parent,
+        )
+    except OSError as error:  # such as a limit of processes
+        os.write(2, f"{command[0]} cannot be started: {error.strerror}\n".encode())
+        return os.EX_OSERR
     stopped_s, is_woken = None, False
     while child.poll() is None and orders.is_open:
         if orders.is_stop and stopped_s is None:

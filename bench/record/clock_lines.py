@@ -39,9 +39,12 @@ def lines_of(source: str) -> list[Line] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return _lines_of(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # also numbers too long to be written again
         return None
+
+
+def _lines_of(tree: ast.Module) -> list[Line] | None:
     parts = [("<module>", tree.body), *((node.name, node.body) for node in tree.body if isinstance(node, DEFINED[:2]))]
     keeping = [(name, body) for name, body in parts if _edges(_simple(_flat(body)))]
     if not keeping:

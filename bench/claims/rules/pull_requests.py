@@ -176,7 +176,7 @@ def flags(pull: PullRequest) -> Answer:
     """Checks that no flag of inductor or torch.compile is set that neither the track allows nor the baseline sets."""
     if not pull.candidate.sources:
         return READER, "its logs embed no source"
-    base = (source_flags.flags_of(pull.baseline.sources) if pull.baseline else None) or source_flags.Found({}, {})
+    base = (source_flags.flags_of(pull.baseline.sources) if pull.baseline else None) or source_flags.Found({}, {}, {})
     own, allowed = source_flags.flags_of(pull.candidate.sources), pull.track.rules.compile_flags or ["*"]
     if own is None:
         return READER, "its source is not Python that this program can parse"
@@ -186,6 +186,9 @@ def flags(pull: PullRequest) -> Answer:
         return FAIL, f"its source sets {some(unexpected, 4)}"
     if unseen := [f"{text[:MAX_CHARS]} (line {line})" for text, line in own.unseen.items() if text not in base.unseen]:
         return READER, f"what is set by this is not seen: {some(unseen, 2, '; ')}"
+    other = [name for name in not_allowed if not own.statements[name] <= base.statements[name]]
+    if other:
+        return READER, f"its source sets {some(other, 4)} by other statements than the baseline: to the same values?"
     kept = f"; {some(sorted(not_allowed), 3)} as in the baseline" if not_allowed else ""
     num = "no other" if own.flags else "none"
     return PASS, f"its source sets {num}{kept}; a rerun shows those that it does not name"

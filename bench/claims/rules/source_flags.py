@@ -14,6 +14,9 @@ FLAG = re.compile(r"torch\._(inductor|dynamo)(?:\.\w+)*?\.config\.(.+)")  # torc
 # What nobody may be handed unseen: the modules, those of their flags, groups of flags, and compile itself.
 GROUPS = "aot_inductor|cpp|cuda|rocm|trace|triton|halide"
 BARE = re.compile(rf"torch(\.compile|\._(inductor|dynamo|functorch)((\.\w+)*?\.config(\.({GROUPS}))?)?)?|exec|eval")
+COMPILERS = re.compile(r"torch\.(_inductor|_dynamo|_functorch|compiler)\b.*|(.*\.)?compile")  # more than the flags
+HARMLESS = ("re.compile", *(f"torch.compiler.{name}" for name in ("is_compiling", "disable", "reset")))
+HARMLESS += tuple(f"torch._dynamo.{name}" for name in ("disable", "reset", "mark_dynamic", "graph_break"))
 OF_FLAGS = re.compile(r"torch\.(\w+\.)*config\.")
 NAMED = re.compile(r"_inductor|_dynamo|_functorch|TORCH_?(INDUCTOR|DYNAMO|COMPILE)_")  # in a text
 METHODS = ("patch", "load_config")  # of a module of flags, which set some
@@ -33,12 +36,13 @@ class Found(NamedTuple):
     """What sources set."""
 
     flags: dict[str, int]  # {flag: line}
+    statements: dict[str, set[str]]  # {flag: the statements that set it}
     unseen: dict[str, int]  # {statement with which flags may be set that are not among these: line}
 
 
 def flags_of(sources: Mapping[str, str]) -> Found | None:
     """Returns what these sources set; None if one cannot be parsed as Python."""
-    found = Found({}, {})
+    found = Found({}, {}, {})
     for text in sources.values():
         try:
             tree = ast.parse(text)
@@ -64,16 +68,24 @@ def _visit(scope: ast.AST, outer: Mapping[str, str], parents: Mapping[ast.AST, a
                 paths[name] = path
     shared = _of_several(nodes, assigned, paths)
     for node in nodes:
-        found.flags.update(_set_by(node, paths))
+        for flag, line in _set_by(node, paths):
+            found.flags[flag] = line
+            found.statements.setdefault(flag, set()).add(_statement(node, parents)[0])
         inner += [node] if isinstance(node, SCOPES) and node is not scope else []
     for node in nodes:
         own = {getattr(node, "id", ""), *(node.names if isinstance(node, ast.Global | ast.Nonlocal) else ())}
         if own & shared or _is_unclear(node, paths, parents, found.flags):
-            while not isinstance(node, ast.stmt):
-                node = parents[node]
-            found.unseen[ast.unparse(node).partition("\n")[0]] = node.lineno
+            text, line = _statement(node, parents)
+            found.unseen[text] = line
     for function in inner:
         _visit(function, paths, parents, found)
+
+
+def _statement(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Place:
+    """Returns the first line of the statement that a node is part of, and its number."""
+    while not isinstance(node, ast.stmt):
+        node = parents[node]
+    return ast.unparse(node).partition("\n")[0], node.lineno
 
 
 def _of_several(
@@ -190,6 +202,8 @@ def _is_unclear(
         of_subscript = _path(parent.value, paths) if isinstance(parent, ast.Subscript) else ""
         if _text(node) == "torch":
             return calls.endswith(IMPORTS) or of_subscript == "sys.modules"
+        if _text(node) == "compile" and isinstance(parent, ast.Call):  # getattr(model, "compile")
+            return calls not in READERS
         return bool(NAMED.search(_text(node))) and not (
             f"env.{_text(node)}" in flags
             or isinstance(parent, ast.Expr | ast.JoinedStr | ast.Compare)
@@ -200,10 +214,12 @@ def _is_unclear(
         path = _path(node, paths)
         of, _, name = path.rpartition(".")
         is_method = bool(OF_FLAGS.fullmatch(f"{of}.")) and (name.startswith("__") or name in METHODS)
-        if name == "compile" and not BARE.fullmatch(path) and of != "re":  # a module's
-            return not (isinstance(parent, ast.Call) and node is parent.func)
-        if isinstance(parent, ast.Attribute) or not (BARE.fullmatch(path) or is_method):
+        if isinstance(parent, ast.Attribute):
             return False
+        if not (BARE.fullmatch(path) or is_method):
+            is_called = name == "compile" and isinstance(parent, ast.Call) and node is parent.func  # with its keywords
+            is_known = is_called or path in HARMLESS or FLAG.fullmatch(path)  # a flag that is read
+            return bool(COMPILERS.fullmatch(path)) and not is_known
         if path in ("exec", "eval"):
             return True
         if isinstance(parent, ast.Call):
@@ -222,7 +238,7 @@ def _is_unclear(
         return _path(node.value, paths) in ENVIRON and not _text(node.slice)
     if isinstance(node, ast.Attribute):  # set: of torch._functorch.config
         path = _path(node, paths)
-        return bool(OF_FLAGS.match(path)) and not FLAG.fullmatch(path)
+        return bool(OF_FLAGS.match(path) or COMPILERS.fullmatch(path)) and not FLAG.fullmatch(path)
     if isinstance(node, ast.AugAssign):
         return _path(node.target, paths) in ENVIRON and not _is_whole(node.value)
     return isinstance(node, ast.Call) and _is_unclear_call(node, paths)

@@ -158,6 +158,8 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     env, flags = settings.env or {}, (bool(settings.raw_data), bool(settings.sandbox))
     lines = dialect, dialect_file
     script = Script(typed, own, settings.module, command, torchrun, python, args, env, *lines, data, *flags)
+    if not script.sources:
+        raise ValueError(f"script.root={settings.root}: it has no source, by which two versions would be told apart")
     if script.sandbox:
         _check_sandbox(config, script)
     if is_rooted:
@@ -313,7 +315,11 @@ def _python(typed: str | None, root: Path | None) -> str:
     """Returns the absolute path of the interpreter; a link of a virtual environment is not resolved."""
     if typed is None:
         project_python = root and root / ".venv" / "bin" / "python"  # as uv creates it
-        return str(project_python) if project_python and project_python.exists() else sys.executable
+        if root is None or project_python is None or not project_python.exists():
+            return sys.executable
+        if git.ask(root, "ls-files", "--", ".venv"):  # one revision would choose that of the others
+            raise ValueError(f"{root}/.venv is part of its repository: give an interpreter that is not, script.python=")
+        return str(project_python)
     path = shutil.which(os.path.expanduser(typed)) or shutil.which(str(user_path(typed)))
     if path is None:
         raise ValueError(f"script.python={typed}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")

@@ -187,10 +187,14 @@ class Sandbox:
         if (num_bytes := sum(each.st_size for each in facts)) > MAX_MADE_BYTES + 2 * on_disk:
             sizes = f"{format_bytes(num_bytes)} of files that take {format_bytes(on_disk)} on the disk"
             raise ValueError(f"{self._recorded.name}: its replay left {sizes}, by holes or links: not copied")
-        for entry in files:
-            target = into / os.path.relpath(entry.path, folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(entry.path, target, follow_symlinks=False)
+        try:
+            for entry in files:
+                target = into / os.path.relpath(entry.path, folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(entry.path, target, follow_symlinks=False)
+        except OSError:  # the disk is full: half of a run would stay
+            shutil.rmtree(into, ignore_errors=True)
+            raise
         run = cast(Any, run_folder.read(into))
         run["ledger_sha256"] = ledger.started(replays_root(), into, run)
         atomic.write_json(into / "run.json", run)
