@@ -143,6 +143,21 @@ def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path):
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
 
 
+def test_a_clock_that_was_restarted_after_ten_steps_is_read_back(tmp_path):
+    folder = copy_with(tmp_path / "run", status="complete")
+    run = json.loads((folder / "run.json").read_text())
+    run["measured"]["num_untimed_steps"] = 10
+    run["metrics"] |= {"num_steps": 40, "train_s": 0.6}
+    (folder / "run.json").write_text(json.dumps(run))
+    lines = ["step,flags,tokens,lr,train_loss,val_loss,step_ms,train_time_ms", "0,,,,,5.5,,0"]
+    lines += [
+        f"{step},,,,5.0,{'4.0' if step == 40 else ''},20,{20 * (step - 10 * (step > 10))}" for step in range(1, 41)
+    ]
+    (folder / "steps.csv").write_text("\n".join([*lines, ""]))
+    ((read,), _) = modded_nanogpt.read(formats.modded_nanogpt_log(folder).encode())
+    assert (read.step_avg_meaning, read.num_untimed_steps) == (modded_nanogpt.MEANINGS[1], 10)
+
+
 def test_a_log_of_our_own_run_imports_to_every_digit_of_its_record(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = next((REPO / "results" / "published").glob("*/cpu_nano/*-s0"))

@@ -15,11 +15,11 @@ from bench.base import metric
 from bench.base.reading import patterns
 from bench.cli import table
 from bench.compare import effects, selection, target
-from bench.config import refusals, schema
+from bench.config import compose, refusals, schema
 from bench.data import shards
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
-from bench.launch.script import outcome
+from bench.launch.script import outcome, script
 from bench.plans.race import planning
 from bench.plans.sweep import search
 from bench.record import metrics, race_folder, step_files, verification
@@ -339,6 +339,19 @@ def test_a_script_that_does_not_validate_is_judged_by_the_loss_of_its_last_step(
     assert "is of step" not in done.stdout and "prints no" not in done.stdout
     never = real_runs.bench(tmp_path / "other", "run", *setup)
     assert "print val_loss after the last step, or give goal.metric=train_loss" in never.stdout
+
+
+@pytest.mark.parametrize("name", ["tokens", "flags", "step_ms", "train_s"])
+def test_a_metric_that_is_called_as_another_column_is_refused(tmp_path, name):
+    (tmp_path / "train.py").write_text(TRAINS_ONLY)
+    settings = [
+        "track=free",
+        f"script={tmp_path}/train.py",
+        f"goal.metric={name}",
+        r"goal.metric_pattern='a (?P<value>\S+)'",
+    ]
+    with pytest.raises(ValueError, match=f"goal.metric={name}: steps.csv has such a column already"):
+        script.from_config(compose.compose(settings), settings)
 
 
 # ---- budgets

@@ -4,6 +4,7 @@ Known differences are refused; what is unknown, as in imported logs, gets a flag
 row's setting holds what must agree for times to be comparable: hardware, software, data and timing protocol.
 """
 
+import functools
 import itertools
 import json
 import statistics
@@ -80,8 +81,11 @@ def times_s(rows: Rows) -> list[float]:
     return [row["train_s"] for row in rows if row["train_s"] is not None]
 
 
-def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answer:
-    """Judges the rows of all started runs of both arms.  names: what the sentences call the arms."""
+def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B"), on: str | None = None) -> Answer:
+    """Judges the rows of all started runs of both arms.
+
+    names: what the sentences call the arms; on: the question, a key of questions.QUESTIONS, None if it is not known.
+    """
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
     refusals, remarks, flags, loss_refusals, loss_remarks = answer = Answer([], [], [], [], [])
     for name, timed, rows in zip(names, (a, b), (a_rows, b_rows), strict=True):
@@ -91,7 +95,8 @@ def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answ
         return answer._replace(loss_refusals=refusals)
     kinds = {"refusal": [refusals, loss_refusals], "of time": [refusals], "remark": [remarks], "flag": [flags]}
     kinds["of losses"] = [loss_remarks]
-    for rule in (_arms, _code, _disturbed, _validated, _trusted, _setting, _session, _finish_line):
+    finish_line = functools.partial(_finish_line, on=on)
+    for rule in (_arms, _code, _disturbed, _validated, _trusted, _setting, _session, finish_line):
         for kind, finding in rule(a, b, names):
             for findings in kinds[kind]:
                 findings.append(finding)
@@ -230,8 +235,11 @@ def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         yield "remark", "the records do not say that both arms were raced in one session on one machine"
 
 
-def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    """Checks that run times cover equal steps of equally many tokens, or the way to the same target."""
+def _finish_line(a: list[Row], b: list[Row], names: Sequence[str], on: str | None) -> Findings:
+    """Checks that run times cover equal steps of equally many tokens, or the way to the same target.
+
+    Of losses at the end, the question "loss", only those after equal steps can be compared.
+    """
     budgets = sorted({row.get("budget") or "" for row in a + b})
     if any(budgets):
         if len(budgets) > 1:
@@ -244,6 +252,8 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         if len(set.union(*amounts)) > 1:  # also used for runs that have not begun
             ran = f"{names[0]} takes {_join(amounts[0])} {unit} and {names[1]} {_join(amounts[1])}"
             refusals = [("refusal", sentence) for sentence in _no_way_to_target((a, b), names, ran)]
+            if on == "loss":
+                refusals = refusals or [("refusal", f"{ran}: losses after different amounts of training are not alike")]
             remark = f"{ran}: times to the shared target are compared, not milliseconds per step"
             yield from refusals or [("flag", f"{name}-differ"), ("remark", remark)]
             return

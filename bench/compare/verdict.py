@@ -132,7 +132,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     """
     given = Options(**options)
     plan, names, force = given.plan or {}, given.names, given.force
-    answer = eligibility.judge(a_rows, b_rows, names)
+    on = _first(given.on, plan.get("on"), "time")
+    answer = eligibility.judge(a_rows, b_rows, names, on)
     refusals, loss_refusals = ([*given.not_as_recorded, *faults] for faults in (answer.refusals, answer.loss_refusals))
     answer = answer._replace(refusals=refusals, loss_refusals=loss_refusals)
     shown = force or not answer.refusals
@@ -143,7 +144,6 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     if not plan.get("sequential"):  # an e-process holds at all interim analyses together
         alpha /= max(1, len(looks))
     designed = design.from_rows(a_rows, b_rows, plan)
-    on = _first(given.on, plan.get("on"), "time")
     track = _common(arms, "track")
     rules = target.rules_of(track)
     margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else rules.equivalence_margin_pct

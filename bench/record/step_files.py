@@ -18,6 +18,7 @@ CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # our own runs write these; columns of instruments are added when they complete
 # t_ns: rank 0's time.perf_counter_ns at the beginning of the step, as in events.jsonl
 INT_COLUMNS = ("step", "tokens", "t_ns", "line_t_ns", "val_line_t_ns")
+OF_SCRIPTS = ("wall_ms", "train_time_ms", "train_time_at_val_ms", "train_s")  # what rows of foreign scripts have too
 STEPS, BY_RANK = "steps.csv", "steps_by_rank.csv"
 LOSSES = ("step", "train_loss", "val_loss")
 MIN_LOSSES = 8  # this many training losses never agree by chance, even if they are printed with four digits

@@ -18,11 +18,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bench.base import credentials, private
+from bench.base.metric import VAL_LOSS
 from bench.base.paths import REPO, user_path
 from bench.config import schema, user_code
 from bench.data.sources.source import data_root
 from bench.machine import code_state, git, sandbox
+from bench.record import step_files
 
+# columns of steps.csv that a metric of one's own would overwrite
+RESERVED = {*step_files.CORE_COLUMNS, *step_files.INT_COLUMNS, *step_files.OF_SCRIPTS} - {VAL_LOSS.name, "train_loss"}
 ANYTHING_ELSE = "script.root=DIR script.command='bash train.sh' starts anything else"
 INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing of a script but its lines
 # {what chooses instruments: the choices that a script may have}
@@ -154,6 +158,8 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     if dialect is not None and config.goal.metric_pattern is None and metric not in dialects.metrics_of(dialect):
         why = f"lines of {where} have none"
         raise ValueError(f"goal.metric={metric}: {why}: give another metric, or goal.metric_pattern for it")
+    if metric in RESERVED and config.goal.metric_pattern is not None:
+        raise ValueError(f"goal.metric={metric}: steps.csv has such a column already: give another name")
     args, command = tuple(settings.args or ()), None if settings.command is None else tuple(settings.command)
     env, flags = settings.env or {}, (bool(settings.raw_data), bool(settings.sandbox))
     lines = dialect, dialect_file

@@ -148,7 +148,8 @@ def modded_nanogpt_log(folder: Path) -> str:
         changes = plain_file.text(patch, errors="replace").splitlines()
         code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
     train_s = run["metrics"].get("train_s") if run["status"] == "complete" else None
-    lines = list(_step_lines(rows, _num_planned(folder, run, rows), train_s))
+    num_untimed = run["measured"].get("num_untimed_steps") or 0
+    lines = list(_step_lines(rows, _num_planned(folder, run, rows), train_s, num_untimed))
     peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
     if peaks := [gib for gib in peaks_gib if gib is not None]:
         lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
@@ -188,8 +189,12 @@ def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
     return num_steps
 
 
-def _step_lines(rows: Sequence[StepRow], total: int, train_s: float | None) -> Iterator[str]:
-    """Yields a line for each step and validation.  train_s: for a complete run, the time at its last row."""
+def _step_lines(rows: Sequence[StepRow], total: int, train_s: float | None, num_untimed: int) -> Iterator[str]:
+    """Yields a line for each step and validation.
+
+    train_s: for a complete run, the time at its last row.  num_untimed: the first steps, after which a script's clock
+    was restarted: step_avg is of the others.
+    """
     train_ms = 0.0
     for row in rows:
         step, printed_ms = row["step"], row.get("train_time_ms")
@@ -199,14 +204,15 @@ def _step_lines(rows: Sequence[StepRow], total: int, train_s: float | None) -> I
         start = f"step:{step}/{total}"
         if step and (row.get("train_loss") is not None or row.get("step_ms") is not None):
             loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
-            yield f"{start}{loss} {_times(train_ms, step)}"
+            yield f"{start}{loss} {_times(train_ms, step - num_untimed)}"
         if row.get("val_loss") is not None:
             at_ms = row.get("train_time_at_val_ms")
-            yield f"{start} val_loss:{_loss(row['val_loss'])} {_times(train_ms if at_ms is None else at_ms, step)}"
+            times = _times(train_ms if at_ms is None else at_ms, step - num_untimed)
+            yield f"{start} val_loss:{_loss(row['val_loss'])} {times}"
 
 
-def _times(train_ms: float, step: int) -> str:
-    average_ms = step_avg_ms(train_ms, step)
+def _times(train_ms: float, num_timed: int) -> str:
+    average_ms = step_avg_ms(train_ms, max(0, num_timed))
     average = "nan" if average_ms is None else f"{average_ms:.2f}" if train_ms.is_integer() else _ms(average_ms)
     return f"train_time:{_ms(train_ms)}ms step_avg:{average}ms"
 
