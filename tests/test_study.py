@@ -148,8 +148,11 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
 def test_an_inconclusive_time_says_below_what_p_must_be():
     numbers = {"mean_s": [1.0, 0.9], "mean_steps": [9.0, 8.0], "val_loss": 3.0, "change_pct": -10.0}
     times = numbers | {"ci95_pct": [-19.0, -1.0], "p": 0.0252, "alpha": 0.025, "verdict": "inconclusive"}
+    times["more_outside"] = False
     sentence = study_page._sentence("Mine", "AdamW", times, metric.VAL_LOSS)
     assert sentence.endswith("%, p = 0.0252); p is not below the alpha of 0.025 (the loss has the other half)")
+    hidden = study_page._sentence("Mine", "AdamW", times | {"more_outside": True}, metric.VAL_LOSS)
+    assert hidden.endswith("; it spends more time outside its own clock than AdamW, so this is not counted")
 
 
 def test_no_time_is_compared_to_a_loss_that_a_run_had_before_its_first_step(monkeypatch):

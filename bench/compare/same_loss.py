@@ -24,6 +24,7 @@ class SameLoss(TypedDict):
     ci95_pct: list[float] | None
     p: float | None
     alpha: float  # level of this question
+    more_outside: bool  # whether the candidate spends more time outside its own clock, so that it is never faster
     verdict: str  # faster, slower, equivalent, inconclusive or not_comparable
 
 
@@ -81,6 +82,9 @@ def compared(
         verdict = "equivalent"
     elif race["comparable"] and p is not None and change_pct is not None and p < alpha:
         verdict = ("faster" if change_pct < 0 else "slower") if abs(change_pct) > floor_pct else verdict
+    more_outside = bool(race.get("more_outside"))  # where it may have trained, with its clock still
+    if more_outside and verdict == "faster":
+        verdict = "inconclusive"
     return {
         "val_loss": loss,
         "mean_s": design.geometric_means(seconds, fitted),
@@ -90,4 +94,5 @@ def compared(
         "p": p,
         "alpha": alpha,
         "verdict": verdict,
+        "more_outside": more_outside,
     }

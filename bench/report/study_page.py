@@ -197,6 +197,8 @@ def _sentence(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
         sentence += f" (95 % interval {low:+.2f} to {high:+.2f} %, {shown_p})"
         if times["verdict"] == "inconclusive" and alpha <= p < stats.ALPHA:
             sentence += f"; p is not below the alpha of {wording.apart(alpha, p)} (the loss has the other half)"
+    if times["more_outside"] and (times["change_pct"] or 0.0) < 0:
+        sentence += f"; it spends more time outside its own clock than {baseline}, so this is not counted"
     return sentence
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from bench.base.text_table import counted
-from bench.compare import searching, wording
+from bench.compare import effects, searching, wording
 from bench.compare.searching import Finding
 from bench.plans.audit import auditing, final_weights
 from bench.plans.race import arm_process, runner, state
@@ -112,6 +112,8 @@ class Raced:
                 return longer
         loss = against["val_loss"]
         if search.settings["on"] == "loss":
+            if effects.NOT_COUNTED in against["flags"]:
+                return f"{wording.extra_sentence(against)}, so its gain is not counted"
             gain = self.held_out_gain()
             if not loss["reasons"] and gain is not None and gain <= 0:
                 return f"its loss is {-gain:.4f} nats higher on tokens of the validation shards that no run is given"
