@@ -8,7 +8,7 @@ import pytest
 from comparing import FAILED, FAST, SLOW, a_run, compare, compare_arms, raced
 
 from bench.base import stats
-from bench.compare import target, wording
+from bench.compare import effects, target, wording
 from bench.config import compose, identity
 
 QUIET = [10.0, 10.001, 9.999, 10.0005]
@@ -470,6 +470,21 @@ def test_bad_runs_that_count_as_one_give_their_arm_nothing():
     folded = compare(a, b, on="loss")
     assert folded["val_loss"]["n"] == [8, 5] and folded["val_loss"]["flattered"] == 1
     assert "more runs of B than of A failed, have no value or count as one" in folded["words"]
+
+
+def test_a_run_that_is_run_again_and_one_that_failed_are_two_of_an_arm():
+    for started, left, run_again, arm in (
+        ((5, 5), (5, 4), (0, 0), None),
+        ((5, 5), (5, 4), (0, 1), 1),
+        ((5, 5), (5, 4), (1, 1), None),
+        ((5, 5), (4, 5), (1, 0), 0),
+        ((5, 5), (5, 5), (0, 3), None),  # whoever interrupts a race has not seen its results
+        ((2, 2), (2, 1), (0, 0), 1),
+    ):
+        assert effects.flattered(started, left, run_again) == arm
+    a, b = raced([10.0] * 5, [9.0, 9.01, 9.02, 9.0, 9.03])
+    b[2] |= {"status": "failed", "failure": {"kind": "x"}}
+    assert compare(a, b)["verdict"] == "faster" and compare(a, b, run_again=(0, 1))["verdict"] == "inconclusive"
 
 
 def test_a_p_that_is_too_small_to_print_is_below_a_bound():

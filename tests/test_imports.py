@@ -65,19 +65,19 @@ BUDGET = {
     "config": 3_336,
     "machine": 4_683,
     "data": 1_669,
-    "record": 7_537,
+    "record": 7_542,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_847,
-    "compare": 3_556,
+    "compare": 3_562,
     "launch": 7_414,
     "report": 4_694,
-    "plans": 9_699,
+    "plans": 9_702,
     "claims": 3_551,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_945,
+    "tests": 57_968,
 }
 SLACK = 250
 

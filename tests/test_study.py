@@ -145,6 +145,14 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     assert len(bench.trials) == 10
 
 
+def test_how_many_tokens_a_script_takes_is_not_said_and_no_budget():
+    facts = {"tokens": 0, "arms": {"A": [], "B": []}, "num_trials": None, "n": 3}
+    assert sweep.tokens_text(facts) == "" and sweep.tokens_text(facts | {"tokens": 2048}) == " of 2,048 tokens each"
+    with pytest.raises(ValueError, match="budget=5Mtokens: how many tokens a run takes is not known before: write 2h"):
+        study._budget_s(facts, "5Mtokens")
+    assert study._budget_s(facts, "8trials") is None and facts["num_trials"] == 8
+
+
 def test_an_inconclusive_time_says_below_what_p_must_be():
     numbers = {"mean_s": [1.0, 0.9], "mean_steps": [9.0, 8.0], "val_loss": 3.0, "change_pct": -10.0}
     times = numbers | {"ci95_pct": [-19.0, -1.0], "p": 0.0252, "alpha": 0.025, "verdict": "inconclusive"}
@@ -176,7 +184,7 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, monkeypat
     bench = Bench(tmp_path, monkeypatch)
     assert cli.main([*WORDS, "--dry-run"]) == 0
     out = capsys.readouterr().out
-    text = "5 trials per arm, 122,880 tokens each, optim.lr starting at 0.0018 (AdamW), "
+    text = "5 trials per arm of 122,880 tokens each, optim.lr starting at 0.0018 (AdamW), "
     assert text in out and "; then a race of the best configs with 4 fresh seeds" in out
     runs = "10 trials, then a race of 10 runs (a warm-up and 4 of each arm)"
     assert f"    plan  20 runs, the first run shows how long they take: {runs}; a dry run: nothing was trained" in out
@@ -250,7 +258,7 @@ def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_pa
     capsys.readouterr()
     assert cli.main([*arguments[:-1], "budget=700s", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "about 6 trials per arm, 122,880 tokens each" in out
+    assert "about 6 trials per arm of 122,880 tokens each" in out
     assert "plan  14 runs, about 7 min: 4 trials (8 of 12 complete already), then a race of 10 runs (a warm" in out
     assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "9h", 99.0) == study.MAX_TRIALS
 

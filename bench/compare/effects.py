@@ -256,12 +256,14 @@ def val_loss(
     losses_ids: Sequence[Sequence[str | None] | None] = (None, None),
     design: Design | None = None,
     alpha: float = ALPHA,
+    run_again: Sequence[int] = (0, 0),
 ) -> Loss:
     """Compares the final losses of all started runs; repeats of one seed or one trajectory count as one loss.
 
     target_val_loss: None without a target.  force: compare also on different validation data.  answer: only its
     loss_refusals apply, not those about times.  losses_ids: for each arm those of its rows, as target.independent()
     takes them.  design: used only if the plan is sequential; otherwise Welch's test decides.  alpha: of the MDE.
+    run_again: as flattered() takes it.
     """
     complete = [row for rows in arms for row in rows if eligibility.is_complete(row)]
     metric = metric_of(complete)
@@ -287,7 +289,8 @@ def val_loss(
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
     has_value = [sum(eligibility.is_complete(row) and row["score"] is not None for row in rows) for rows in arms]
     folded = [sum(len({row["seed"] for row in runs}) - 1 for runs in of_arm) for of_arm in groups]  # see _one_run()
-    favoured = flattered(list(map(len, arms)), [num - less for num, less in zip(has_value, folded, strict=True)])
+    left = [num - less for num, less in zip(has_value, folded, strict=True)]
+    favoured = flattered(list(map(len, arms)), left, run_again)
     judged = [
         target.loss_test([metric.sign * loss for loss in group], target_val_loss, p_value, metric) for group in values
     ]
@@ -333,15 +336,17 @@ def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[
                 yield f"{same}: they count as one loss, whatever their seeds"
 
 
-def flattered(started: Sequence[int], left: Sequence[int]) -> int | None:
+def flattered(started: Sequence[int], left: Sequence[int], run_again: Sequence[int] = (0, 0)) -> int | None:
     """Returns the number of the arm that lacks more of its started runs, perhaps the bad ones; None if neither does.
 
     left: how many runs of each arm are compared.  If that are two of an arm, one run more counts, else MAX_ONE_SIDED
-    do not.
+    do not.  run_again: how many more were interrupted and run again; they count for an arm that lacks a run too.
     """
     lacking = [num - compared for num, compared in zip(started, left, strict=True)]
-    is_one_sided = max(lacking) - min(lacking) > (MAX_ONE_SIDED if min(left) > 2 else 0)
-    return lacking.index(max(lacking)) if is_one_sided else None
+    arm = lacking.index(max(lacking))
+    num_more = lacking[arm] - lacking[1 - arm]
+    most = MAX_ONE_SIDED if min(left) > 2 else 0
+    return arm if num_more > most or (num_more and num_more + run_again[arm] - run_again[1 - arm] > most) else None
 
 
 def _loss_verdict(

@@ -178,6 +178,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
             given.losses_ids,
             designed,
             alpha,
+            given.run_again,
         ),
         "verdict": "",  # filled in by _decide(), as are words and answers
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
@@ -340,7 +341,7 @@ def _time_answer(comparison: Comparison, time: effects.Time) -> str:
 
 def _is_one_sided(comparison: Comparison, time: effects.Time) -> bool:
     """Returns whether an arm lacks more of its started runs than the other."""
-    return effects.flattered(comparison["started"], time["n"]) is not None
+    return effects.flattered(comparison["started"], time["n"], comparison["run_again"]) is not None
 
 
 def _exclusions_decide(comparison: Comparison, answer: str) -> bool:

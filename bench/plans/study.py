@@ -92,7 +92,7 @@ def introduce(
     trials = per_arm if number else f"trials of every arm for {budget_s or 0:.0f} s in all"
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     race = f"then a race of the best configs with {study['n']} fresh seeds"
-    say("study", f"{sweep_id}: {trials}, {study['tokens']:,} tokens each, {study['tune']} starting at {starts}; {race}")
+    say("study", f"{sweep_id}: {trials}{sweep.tokens_text(study)}, {study['tune']} starting at {starts}; {race}")
     folder = results / sweep.FOLDER / sweep_id
     tried = sweep.trials(folder, study) if folder.exists() else {name: {} for name in study["arms"]}
     of_search, of_race = _left(folder, study, tried, number or MIN_TRIALS)
@@ -169,7 +169,8 @@ def planned(
     row = next(iter(facts.values()))["row"]
     if (metric := metric_of([row])) != VAL_LOSS:
         study["metric"] = [metric.name, metric.unit, metric.direction]
-    study["tokens"] = row["num_steps"] * row["batch_tokens"]
+    has_script = any(word.lstrip("+").startswith("script") for words in arms.values() for word in words)
+    study["tokens"] = 0 if has_script else (row["num_steps"] or 0) * row["batch_tokens"]
     trained = [json.loads(own["row"].get("setting") or "{}") for own in facts.values()]
     data = [[setting.get(key) for key in ("train_data", "val_data")] for setting in trained]
     identity = [sorted(arguments), [[own["config_id"], own["source_sha256"]] for own in facts.values()], data]
@@ -262,7 +263,9 @@ def _budget_s(study: sweep.Study, budget: str) -> float | None:
             return seconds_of(budget)
         except ValueError:
             raise ValueError(f"budget={budget}: write 2h or 45m, 8trials (each arm, to 9999) or 500Mtokens") from None
-    num_rounds = float(match[2] or 0) * UNITS[match[3] or ""] / (len(study["arms"]) * study["tokens"])
+    if match[2] and not study["tokens"]:
+        raise ValueError(f"budget={budget}: how many tokens a run takes is not known before: write 2h or 8trials")
+    num_rounds = float(match[2] or 0) * UNITS[match[3] or ""] / (len(study["arms"]) * (study["tokens"] or 1))
     study["num_trials"] = int(match[1]) if match[1] else num_trials(study, budget, num_rounds)
     return None
 
@@ -336,7 +339,7 @@ def _search(
     if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
         return tried
     amount = f"{'at most ' * (budget_s is not None)}{counted(number, 'trial')} per arm"
-    amount += f" of {study['tokens']:,} tokens each, tuning {study['tune']}"
+    amount += f"{sweep.tokens_text(study)}, tuning {study['tune']}"
     race = f"then a race of the best configs with {study['n']} fresh seeds"
     is_first = study["num_trials"] is None and number == 1
     say("study", f"{amount}; {'they show how many the budget allows' if is_first else race}")

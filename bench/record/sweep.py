@@ -56,7 +56,7 @@ class Study(TypedDict):
     seed: int  # of every trial; the race uses others
     n: int  # runs per arm of the race
     alpha: float  # shared by the verdicts on loss and on time
-    tokens: int  # per run
+    tokens: int  # per run; 0: not known, as of a script
     metric: NotRequired[list[str]]  # name, unit and direction of the goal's metric; missing: val_loss
     num_trials: int | None  # per arm; None: the budget is a duration, and that of a run is not known yet
     race_id: str | None  # None: the race has not begun
@@ -169,6 +169,11 @@ def read_study(folder: Path | str) -> Study:
     if unfit := [name for name in study["arms"] if not race_folder.ARM.fullmatch(name)]:  # a race would read settings
         raise damage.Damaged(f"{path}: arms: {unfit[0]!r} is no name of an arm: the file was damaged, restore it")
     return study
+
+
+def tokens_text(study: Study) -> str:
+    """Returns " of 1,000 tokens each", "" if the number is not known."""
+    return f" of {study['tokens']:,} tokens each" if study["tokens"] else ""
 
 
 def write_study(folder: Path, study: Study) -> None:

@@ -254,7 +254,7 @@ def _method(study: sweep.Study, race: Any, against: Mapping[str, Any]) -> list[s
     seeds = sorted({entry["seed"] for entry in race["plan"]["order"]})
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     return [
-        f"Each arm: {counted(study['num_trials'] or 0, 'trial')} of {study['tokens']:,} tokens with seed "
+        f"Each arm: {counted(study['num_trials'] or 0, 'trial')}{sweep.tokens_text(study)}, with seed "
         f"{study['seed']}, {study['tune']} starting at {starts}; a run that diverges counts as the worst.",
         f"Race: {study['n']} runs of each arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, which no run of these "
         "configs had before.",
