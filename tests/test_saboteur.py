@@ -129,6 +129,20 @@ def test_a_file_that_a_run_puts_into_the_installed_python_ends_the_race(raced, t
     assert re.search(f"verdict: while .* of B ran, the Python code in {folder} changed, which all", out), out
 
 
+def test_an_interpreter_that_only_a_sandbox_may_start_is_not_asked(tmp_path):
+    """A stranger's folder may bring its own."""
+    program = tmp_path / "program"
+    environment_in(program / ".venv")
+    (program / "train.py").write_text("print(1)")
+    other = tmp_path / "other"
+    environment_in(other)
+    words = ["track=free", f"script.root={program}", "script=train.py"]
+    asked = [words, [*words, f"script.python={other}/bin/python"], [*words, "script.sandbox=true"]]
+    facts = arm_process.facts_of_own(REPO, asked, tmp_path / "results")
+    arms = dict(enumerate({"python": own.get("python")} for own in facts))
+    assert arm_process.pythons_of(arms) == [f"{program}/.venv/bin/python", f"{other}/bin/python"]
+
+
 def environment_in(folder):
     """Makes a virtual environment without packages, and returns the folder in which they would be."""
     venv.create(folder)
@@ -142,11 +156,7 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
     (tmp_path / "group").mkdir()
     (tmp_path / "group/cpu.shares").write_text("1024")
     monkeypatch.setattr(environment, "cgroups", lambda controller: [tmp_path / "group"])
-    (tmp_path / "program").mkdir()
-    (tmp_path / "program/.venv").symlink_to(tmp_path)  # the default interpreter of its scripts
-    for word in (f"script.root={tmp_path}/program", f"script.python={tmp_path}/bin/python"):
-        pythons = arm_process.pythons_of({"A": {"overrides": ["track=free", word]}})
-        assert [Path(python).parent.resolve() / "python" for python in pythons] == [tmp_path / "bin/python"]
+    pythons = [f"{tmp_path}/bin/python"]
     before = surroundings.facts(pythons)
 
     def changed():
@@ -237,7 +247,7 @@ def test_bytecode_that_is_not_its_sources_is_found(tmp_path, monkeypatch):
         return surroundings.forged_bytecode([], since_s, known)
 
     honest = Path(py_compile.compile(str(source)))
-    assert forged() is None and known == {(str(honest), honest.stat().st_ctime_ns)}
+    assert forged() is None and known == {(str(honest), honest.stat().st_ino, honest.stat().st_ctime_ns)}
     assert py_compile.compile(str(source), optimize=2) and forged() is None
     content = honest.read_bytes()
     other = compile("import time\ntime.sleep(1)", str(source), "exec")
@@ -250,6 +260,12 @@ def test_bytecode_that_is_not_its_sources_is_found(tmp_path, monkeypatch):
     honest.write_bytes(b"damaged")
     assert forged() == str(honest)
     assert surroundings.forged_bytecode([], time.time() + 9, set()) is None
+    since_s = time.time() + 0.05
+    time.sleep(0.1)
+    prepared = honest.parent.rename(tmp_path / "prepared")  # and moved there during the race
+    assert forged() is None
+    prepared.rename(honest.parent)
+    assert forged() == str(honest)
 
 
 STARVED = """

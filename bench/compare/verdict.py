@@ -269,7 +269,8 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
         "runs-excluded": bool(comparison["excluded"]) and comparison["comparable"],
         "one-clock": sum(map(clocks.has_outside_clock, arms)) == 1,
-        clocks.MORE_BESIDE: comparison["comparable"] and clocks.spends_more_beside(arms),
+        clocks.MORE_BESIDE: (comparison["comparable"] or any(row.get("budget") for row in rows))
+        and clocks.spends_more_beside(arms),
         "one-compilation": comparison["comparable"]
         and any(row["compile_s"] for row in rows)
         and ((given.plan or {}).get("compilations") or 1) == 1,

@@ -20,6 +20,9 @@ PATH_KEYS = ("data.train_glob", "data.val_glob", "script", *(f"script.{key}" for
 PATH_KEYS += ("script.dialect",)
 WORDS_KEYS = ("script.args", "script.command")  # lists, or text that is split as a shell would
 PLAIN_ELEMENT = re.compile(r"[\w./+@-]+")  # text that the grammar reads without quotes within a list
+NUMBER = re.compile(r"[\d.]+(e\d+)?")
+# within a list or dict, what the grammar does not read as text, and how it does
+NOT_TEXT, OF_TEXT = re.compile(r"([\[{,:]\s*)([-+.]?\d[\w.+-]*|true|false)(?=\s*[,\]}])", re.I), r"\1'\2'"
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # paths that the grammar reads without quotes, also several of a sweep
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
 WORDS = {"null": None, "true": True, "false": False}
@@ -183,8 +186,10 @@ def _parsed(word: str) -> Any:
 def _quoted(override: str) -> str:
     """Quotes a path for Hydra's grammar, because it may hold ~, spaces, brackets and quotes."""
     key, _, value = override.partition("=")
-    if key == "script.rev" and re.fullmatch(r"\d+(e\d+)?", value):  # a hash, not a number
+    if key in ("script.rev", "name") and NUMBER.fullmatch(value):  # a hash, or a name as 1.10
         return f"{key}='{value}'"
+    if key in (*WORDS_KEYS, "script.env") and not re.search(r"['\"\\]", value):  # what a program gets is text: 1e-4
+        override = f"{key}={NOT_TEXT.sub(OF_TEXT, value)}"
     plain_values = PLAIN_PATHS if key in PATH_KEYS else re.compile(r"(\w+\(|\[).*")  # a list, or choice(...)
     is_plain = key.startswith("script") and plain_values.fullmatch(value)
     if key not in PATH_KEYS + WORDS_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":

@@ -34,6 +34,7 @@ found += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib
 found += [site.getusersitepackages(), *site.getsitepackages()]
 print(json.dumps([sys.implementation.cache_tag, sorted(set(found))]))
 """  # what a .pth adds besides is noted where it is read: see bench/training/open_watch.py
+Bytecode = tuple[str, int, int]  # path, inode, ns of the last change
 FILE_TIME_S = 0.02  # by which a file system's clock may lag behind
 
 
@@ -71,27 +72,29 @@ def python_sha256(pythons: Iterable[str] = ()) -> str:
     return hashlib.sha256(json.dumps(python_code(pythons), sort_keys=True).encode()).hexdigest()
 
 
-def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[tuple[str, int]]) -> str | None:
-    """Returns the path of a .pyc, written since then, that one of the Pythons would run and that is not its source's.
+def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[Bytecode]) -> str | None:
+    """Returns the path of a .pyc, put there since then, that one of the Pythons would run and that is not its source's.
 
-    Runs write bytecode for the modules that they import.  since_s: as of time.time(); known: (path, st_ctime_ns) of
-    bytecode that needs no second look, added to in place.
+    Runs write bytecode for the modules that they import.  since_s: as of time.time(); known: bytecode that needs no
+    second look, added to in place.
     """
     interpreters = [sys.executable, *pythons]
     by_tag = {_installation(path).cache_tag: path for path in reversed(interpreters)}
-    new: dict[str, dict[str, int]] = {tag: {} for tag in by_tag}  # {tag: {path: ns of its change}}
+    new: dict[str, dict[str, Bytecode]] = {tag: {} for tag in by_tag}  # {tag: {path: what is there}}
     for folder in {folder for path in interpreters for folder in _installation(path).folders}:
         for entry in _files(folder, only=PYCACHE):
             match = BYTECODE.search(entry.name)
             if match and match[1] in by_tag:
                 with contextlib.suppress(OSError):  # replaced a moment ago, by one that is looked at after the next run
-                    changed_ns = entry.stat().st_ctime_ns
-                    if changed_ns >= (since_s - FILE_TIME_S) * 1e9 and (entry.path, changed_ns) not in known:
-                        new[match[1]][entry.path] = changed_ns
+                    facts, place = entry.stat(), os.stat(os.path.dirname(entry.path))  # which may have been moved
+                    found = entry.path, facts.st_ino, facts.st_ctime_ns
+                    is_new = max(facts.st_ctime_ns, place.st_ctime_ns) >= (since_s - FILE_TIME_S) * 1e9
+                    if is_new and found not in known:
+                        new[match[1]][entry.path] = found
     for tag, paths in new.items():
         if forged := _forged(by_tag[tag], list(paths)):
             return private.redact(forged[0], REPO)
-        known.update(paths.items())
+        known.update(paths.values())
     return None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bench.base import credentials
-from bench.base.paths import CHECKOUT, REPO, user_path, working_folder
+from bench.base.paths import CHECKOUT, REPO, working_folder
 from bench.config import identity, schema, user_code
 from bench.machine import code_copy, code_state, sandbox
 from bench.machine.processes import child, die_with_parent, has_ended
@@ -169,6 +169,8 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         arm = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
         arm |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
         arm |= {"own": job.own} if job.own else {}
+        if job.script is not None and not job.script.sandbox and job.script.python != sys.executable:
+            arm["python"] = job.script.python
         if job.config.goal.stop_at_target and not job.script:
             arm["ends_every_steps"] = job.config.goal.val_every_steps
         if job.script is not None and job.config.script is not None and job.config.script.rev is not None:
@@ -238,10 +240,8 @@ def start(
 
 
 def pythons_of(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the paths of the interpreters of scripts that arms name, and of those that their folders have."""
-    words = [word.partition("=") for arm in arms.values() for word in arm["overrides"]]
-    named = [str(user_path(path)) for key, _, path in words if key == "script.python"]
-    return named + [str(user_path(path) / ".venv/bin/python") for key, _, path in words if key == "script.root"]
+    """Returns the paths of the interpreters of scripts, without those that only a sandbox may start."""
+    return [arm["python"] for arm in arms.values() if arm.get("python")]
 
 
 def caches(race: Path) -> Path:

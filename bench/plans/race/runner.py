@@ -169,7 +169,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
     pythons, arms = arm_process.pythons_of(race.arms), race.arms
     if race.plan.get("python_sha256") not in (None, surroundings.python_sha256(pythons)):  # after an interrupt
         raise ValueError(f"{race.race_id}: the installed Python code changed since it was planned: begin a new race")
-    before, bytecode = surroundings.facts(pythons), set[tuple[str, int]]()
+    before, bytecode = surroundings.facts(pythons), set[surroundings.Bytecode]()
     ended = [slot for slot in race.slots if slot.is_done]
     # an interrupt may have come before these were asked
     if ended and (why := spoiled.forged(race, bytecode) or spoiled.by(race, ended[-1], arms[ended[-1].arm], ())):

@@ -17,11 +17,11 @@ from bench.record import failures, verification
 REDACTED = re.compile(r"\b(?:USER|HOST|SECRET)\b")  # a path that does not lead there any more
 
 
-def forged(race: State, known: set[tuple[str, int]]) -> str | None:
-    """Returns why bytecode that was written since the plan ends the race, or None. known: as of forged_bytecode()."""
+def forged(race: State, known: set[surroundings.Bytecode]) -> str | None:
+    """Returns why bytecode that was put there since the plan ends the race, or None. known: as of forged_bytecode()."""
     since_s = utc.seconds(race.plan["made_at"])
     path = surroundings.forged_bytecode(arm_process.pythons_of(race.arms), since_s, known)
-    return path and f"{path} was written during this race, and is not what its source compiles to"
+    return path and f"{path} was put there during this race, and is not what its source compiles to"
 
 
 def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -> str | None:

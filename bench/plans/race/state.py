@@ -18,7 +18,7 @@ from bench.record import ledger, race_folder, run_folder
 LOCK = ".lock.tmp"  # a name that git ignores
 OF_THE_DISK = ("disk_full", "disk_error")
 OF_THE_MACHINE = ("agent_killed", "folder_removed", *OF_THE_DISK)  # kinds of failure that are not the arm's fault
-PRIVATE = ("overrides", "own", "deviations")  # what of an arm may hold private paths, which plan.json has without them
+PRIVATE = ("overrides", "own", "python", "deviations")  # what of an arm may hold private paths, which plan.json lacks
 RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
 
 

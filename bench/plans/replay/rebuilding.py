@@ -202,6 +202,17 @@ class Sandbox:
         return into
 
 
+class _Quoting(yaml.SafeDumper):
+    """Quotes text such as 1e-4, which Hydra would read as a number."""
+
+
+def _text(dumper: _Quoting, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text[:1] in "+-.0123456789" else None)
+
+
+_Quoting.add_representer(str, _text)
+
+
 def overrides_of(recorded: Recorded, tree: Checkout) -> list[str]:
     """Returns the overrides of the replay except its seed: the record's, and what its machine had chosen for it."""
     hardware, kept, own_keys = recorded.config["hardware"], list[str](), set[str]()
@@ -246,7 +257,7 @@ def without_choices(recorded: Recorded, overrides: Sequence[str], code: Path, co
         if ".." in Path(name).parts:  # names of somebody else's config.yaml
             raise ValueError(f"{recorded.name}: its config.yaml names a file outside of conf/: {name}")
         (conf / name).parent.mkdir(parents=True, exist_ok=True)
-        (conf / name).write_text(head + yaml.safe_dump(dict(values), sort_keys=False))
+        (conf / name).write_text(head + yaml.dump(dict(values), Dumper=_Quoting, sort_keys=False))
 
     settings = {key: value for key, value in recorded.config.items() if value is not None and key not in OF_THE_RUN}
     settings["hardware"] = {key: value for key, value in settings["hardware"].items() if key != "sandbox"}
