@@ -370,6 +370,7 @@ FILES = {  # {what happens: (states of A's first run, of its others, whether the
     "a run of B filled it": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [5, 7]}, True),
     "it is a lock": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [0, b + 1]}, False),
     "it is a copy in work/": (lambda a, b: {"work/a.txt": [5, a + 50]},) * 2 + (False,),
+    "a run of B moved its folder": (lambda a, b: {READ: [5, 7]},) * 2 + (True,),
     "a run of B removed it": (lambda a, b: {"/scratch/a.txt": [5, 7]},) * 2 + (True,),
 }
 
@@ -387,11 +388,9 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
             states = other if arm in began_s else first
             began_s.setdefault(arm, utc.seconds(run["started_at"]))
             found = states(began_s["A"], began_s.get("B", 0)) if arm == "A" else {}
-            run["script"] = {
-                "data_states": {
-                    name: [num_bytes, round(changed_s * 1e9)] for name, (num_bytes, changed_s) in found.items()
-                }
-            }
+            data_states = {name: [size, round(changed_s * 1e9)] for name, (size, changed_s) in found.items()}
+            written = ["/scratch/USER"] if arm == "B" and what == "a run of B moved its folder" else []
+            run["script"] = {"data_states": data_states, "written": ["/scratch/USER/b.txt", *written]}
 
         return add(*args, **facts | {"change": change})
 

@@ -380,6 +380,20 @@ def test_private_paths_and_names_are_taken_out(text, clean):
     assert private.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
 
 
+def test_a_home_that_is_not_ascii_is_taken_out_in_each_of_pythons_spellings():
+    home = "/home/jürgen"
+    damaged = os.fsencode(home).decode("ascii", "surrogateescape").encode("ascii", "backslashreplace").decode()
+    for text in (
+        home,
+        ascii(home)[1:-1],
+        repr(home.encode())[2:-1],
+        damaged,
+        "/home/j%C3%BCrgen",
+        r"/home/j\u00fcrgen",
+    ):
+        assert private.redact(f"at {text}/x", "/repo", home=home, user="j", host="gpu-box7") == "at ~/x", text
+
+
 def test_tables_and_pages_name_no_folder_of_the_user_and_their_paths_are_read(tmp_path, monkeypatch):
     """The folder of a table is read by this program again; a page links through no folder that its reader lacks."""
     home, scratch = tmp_path / "home/janedoe", tmp_path / "scratch/janedoe/results/free/run"

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,8 @@ import torch
 import yaml
 from cases import slow
 
+from bench.base import private
+from bench.base.paths import REPO
 from bench.claims.rules import runs
 from bench.cli import main as program
 from bench.compare import eligibility
@@ -380,13 +383,21 @@ def test_a_script_that_writes_below_the_folder_of_another_arm_is_doubted(tmp_pat
 def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_path):
     own = tmp_path / "own.bin"
     own.write_bytes(b"own")
+    (tmp_path / "own.txt").write_text("small")
+    (tmp_path / "own.lock").touch()
+    (tmp_path / "own.folder").mkdir()
     run = scripted.odd(tmp_path / "free", f"own_data,{own}", "track=free")
     assert script_doubts(run) == [] and faults(run["folder"]) == []
     assert run["data"] == {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
-    assert len(run["script"]["opened"]) == 1 and run["script"]["opened"][0].endswith("own.bin")
+    assert run["script"]["opened"][0].endswith("own.bin")
     rows = [row_of(run) | {"run_id": run_id} for run_id in "ab"]
     judgement = eligibility.judge(rows[:1], rows[1:])
     assert judgement.refusals == [] and "data-unknown" in judgement.flags
+    names = (str(tmp_path / name) for name in ("own.bin", "own.txt", "own.lock"))
+    states = {name: run["script"]["data_states"][private.redact(name, REPO)] for name in names}
+    assert [size for size, _ in states.values()] == [3, 5, 0]  # small ones and empty ones too
+    written = {Path(path).name for path in run["script"]["written"]}
+    assert written == {"own.out", "own.moved", "own.folder"}
     refused = script_doubts(scripted.odd(tmp_path / "nano", f"own_data,{own}"))
     assert any(doubt.startswith("it never opened the track's train shards") for doubt in refused)
     assert any("track=free" in doubt for doubt in refused)

@@ -1,53 +1,48 @@
 """Which flags of inductor, dynamo and torch.compile a script's source sets, read from its syntax tree.
 
-Names are followed through imports (import torch._inductor.config as c) and assignments, within each function.  Whatever
-else a source does with such a module, torch.compile or the names of their variables is left to a reader (Found.unseen).
+Names are followed through imports (import torch._inductor.config as c) and assignments, within each function.  Python
+has more ways to set a flag than any reader of source can list, so what is found here is set, and what is not found may
+be set all the same: a run shows it (bench/training/compile_flags.py).
 """
 
 import ast
-import collections
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 FLAG = re.compile(r"torch\._(inductor|dynamo)(?:\.\w+)*?\.config\.(.+)")  # torch._inductor.utils.config too
-# What nobody may be handed unseen: the modules, those of their flags, groups of flags, and compile itself.
-GROUPS = "aot_inductor|cpp|cuda|rocm|trace|triton|halide"
-BARE = re.compile(rf"torch(\.compile|\._(inductor|dynamo|functorch)((\.\w+)*?\.config(\.({GROUPS}))?)?)?|exec|eval")
-COMPILERS = re.compile(r"torch\.(_inductor|_dynamo|_functorch|compiler)\b.*|(.*\.)?compile")  # more than the flags
-HARMLESS = ("re.compile", *(f"torch.compiler.{name}" for name in ("is_compiling", "disable", "reset")))
-HARMLESS += tuple(f"torch._dynamo.{name}" for name in ("disable", "reset", "mark_dynamic", "graph_break"))
-OF_FLAGS = re.compile(r"torch\.(\w+\.)*config\.")
-NAMED = re.compile(r"_inductor|_dynamo|_functorch|TORCH_?(INDUCTOR|DYNAMO|COMPILE)_")  # in a text
-METHODS = ("patch", "load_config")  # of a module of flags, which set some
-READS = ("getattr", "hasattr", "setattr", "__setattr__")  # whose second argument names one attribute
-READERS = ("print", "os.getenv", "os.environ.get", "os.environ.pop", "logging.getLogger")  # to which a text is harmless
+# In a statement that a reader of the source should look at.
+COMPILERS = re.compile(
+    r"(?<!re\.)\bcompile\b|\b_(inductor|dynamo|functorch)\b|\bcompiler\.|TORCH_?(INDUCTOR|DYNAMO|COMPILE)"
+)
 VARIABLES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_")
 ENVIRON = ("os.environ", "os.environb")
 SETTERS = ("update", "setdefault", "__setitem__", "__ior__")  # of os.environ
 COMPILE_OPTIONS = ("mode", "options", "backend")  # of torch.compile, and of a module's compile()
-IMPORTS = ("import_module", "__import__")
 MAX_ALIASES = 20
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 Place = tuple[str, int]  # (a flag as bench/training/compile_flags.py names it, or source text; its line)
 
 
 class Found(NamedTuple):
-    """What sources set."""
+    """What sources say of compilers."""
 
-    flags: dict[str, int]  # {flag: line}
-    statements: dict[str, set[str]]  # {flag: the statements that set it}
-    unseen: dict[str, int]  # {statement with which flags may be set that are not among these: line}
+    flags: dict[str, int]  # {flag that is set: line}
+    statements: dict[str, int]  # {the first line of a statement that names a compiler or sets a flag: its number}
 
 
 def flags_of(sources: Mapping[str, str]) -> Found | None:
     """Returns what these sources set; None if one cannot be parsed as Python."""
-    found = Found({}, {}, {})
+    found = Found({}, {})
     for text in sources.values():
         try:
             tree = ast.parse(text)
             parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
             _visit(tree, {}, parents, found)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.stmt):
+                    head, line = _statement(node, parents)
+                    found.statements.update({head: line} if COMPILERS.search(head) else {})
         except (SyntaxError, ValueError, RecursionError):
             return None
     return found
@@ -66,17 +61,11 @@ def _visit(scope: ast.AST, outer: Mapping[str, str], parents: Mapping[ast.AST, a
         for name, value in assigned:
             if (path := _path(value, paths)).startswith(("torch", "os.environ")):
                 paths[name] = path
-    shared = _of_several(nodes, assigned, paths)
     for node in nodes:
         for flag, line in _set_by(node, paths):
             found.flags[flag] = line
-            found.statements.setdefault(flag, set()).add(_statement(node, parents)[0])
+            found.statements.update([_statement(node, parents)])
         inner += [node] if isinstance(node, SCOPES) and node is not scope else []
-    for node in nodes:
-        own = {getattr(node, "id", ""), *(node.names if isinstance(node, ast.Global | ast.Nonlocal) else ())}
-        if own & shared or _is_unclear(node, paths, parents, found.flags):
-            text, line = _statement(node, parents)
-            found.unseen[text] = line
     for function in inner:
         _visit(function, paths, parents, found)
 
@@ -86,25 +75,6 @@ def _statement(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Place:
     while not isinstance(node, ast.stmt):
         node = parents[node]
     return ast.unparse(node).partition("\n")[0], node.lineno
-
-
-def _of_several(
-    nodes: Iterable[ast.AST], assigned: Iterable[tuple[str, ast.expr]], paths: Mapping[str, str]
-) -> set[str]:
-    """Returns the names that stand for what is BARE and elsewhere, or in another function, for something else."""
-    meanings: dict[str, list[str]] = {}
-    named = [(name, _path(value, paths)) for name, value in assigned]
-    for name, path in [*named, *(pair for node in nodes for pair in _imported(node))]:
-        meanings.setdefault(name, []).append(path)
-    num_stored = collections.Counter(node.id for node in nodes if isinstance(node, ast.Name) and _is_set(node))
-    num_stored.update(name for node in nodes for name, _ in _imported(node))
-    num_stored.update(name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names)
-    bare = {name for name, texts in meanings.items() if any(map(BARE.fullmatch, texts))}
-    return {name for name in bare if len({*meanings[name]}) > 1 or num_stored[name] > len(meanings[name])}
-
-
-def _is_set(node: ast.Attribute | ast.Subscript | ast.Name) -> bool:
-    return not isinstance(node.ctx, ast.Load)
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
@@ -190,83 +160,6 @@ def _set_by_call(call: ast.Call, paths: Mapping[str, str]) -> Iterator[Place]:
     else:  # as config.patch(flag=...), config.patch({"flag": ...}), config.load_config(...)
         for key in [first, *_keys(first), *keywords]:
             yield from _of_config(f"{of}.{_text(key)}", call.lineno)
-
-
-def _is_unclear(
-    node: ast.AST, paths: Mapping[str, str], parents: Mapping[ast.AST, ast.AST], flags: Mapping[str, int]
-) -> bool:
-    """Returns whether flags that are not among `flags` may be set by this use of a module, of compile or of a name."""
-    parent = parents.get(node, node)
-    calls = _path(parent.func, paths) if isinstance(parent, ast.Call) else ""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
-        of_subscript = _path(parent.value, paths) if isinstance(parent, ast.Subscript) else ""
-        if _text(node) == "torch":
-            return calls.endswith(IMPORTS) or of_subscript == "sys.modules"
-        if _text(node) == "compile" and isinstance(parent, ast.Call):  # getattr(model, "compile")
-            return calls not in READERS
-        return bool(NAMED.search(_text(node))) and not (
-            f"env.{_text(node)}" in flags
-            or isinstance(parent, ast.Expr | ast.JoinedStr | ast.Compare)
-            or (of_subscript in ENVIRON and not _is_set(cast(ast.Subscript, parent)))
-            or calls in READERS
-        )
-    if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
-        path = _path(node, paths)
-        of, _, name = path.rpartition(".")
-        is_method = bool(OF_FLAGS.fullmatch(f"{of}.")) and (name.startswith("__") or name in METHODS)
-        if isinstance(parent, ast.Attribute):
-            return False
-        if not (BARE.fullmatch(path) or is_method):
-            is_called = name == "compile" and isinstance(parent, ast.Call) and node is parent.func  # with its keywords
-            is_known = is_called or path in HARMLESS or FLAG.fullmatch(path)  # a flag that is read
-            return bool(COMPILERS.fullmatch(path)) and not is_known
-        if path in ("exec", "eval"):
-            return True
-        if isinstance(parent, ast.Call):
-            text = _text(parent.args[1]) if calls.rpartition(".")[2] in READS and len(parent.args) > 1 else ""
-            return node is not parent.func and (not text or text == "compile" or bool(NAMED.search(text)))
-        if isinstance(parent, ast.Subscript):
-            return not _text(parent.slice)
-        is_alias = any(value is node and isinstance(target, ast.Name) for target, value in _assigned([parent]))
-        is_alias = is_alias and not isinstance(parents.get(parent), ast.ClassDef)  # whose names are attributes
-        return not (is_alias or isinstance(parent, ast.Expr) or node in getattr(parent, "decorator_list", ()))
-    if isinstance(node, ast.keyword):  # of a call that is not os.environ.update()
-        return bool(NAMED.search(node.arg or "")) and f"env.{node.arg}" not in flags
-    if isinstance(node, ast.ImportFrom):
-        return bool(NAMED.search(node.module or "")) and any(alias.name == "*" for alias in node.names)
-    if isinstance(node, ast.Subscript) and _is_set(node):
-        return _path(node.value, paths) in ENVIRON and not _text(node.slice)
-    if isinstance(node, ast.Attribute):  # set: of torch._functorch.config
-        path = _path(node, paths)
-        return bool(OF_FLAGS.match(path) or COMPILERS.fullmatch(path)) and not FLAG.fullmatch(path)
-    if isinstance(node, ast.AugAssign):
-        return _path(node.target, paths) in ENVIRON and not _is_whole(node.value)
-    return isinstance(node, ast.Call) and _is_unclear_call(node, paths)
-
-
-def _is_unclear_call(call: ast.Call, paths: Mapping[str, str]) -> bool:
-    function = _path(call.func, paths)
-    of, _, name = function.rpartition(".")
-    spread = [keyword.value for keyword in call.keywords if keyword.arg is None]
-    is_first_known = bool(call.args) and (bool(_text(call.args[0])) or _is_whole(call.args[0]))
-    if function == "os.putenv" or function.endswith(IMPORTS):
-        return not is_first_known
-    if of in ENVIRON and name in SETTERS:
-        return not (all(map(_is_whole, spread)) and (is_first_known or not call.args))
-    if name == "compile" or getattr(call.func, "attr", "") == "compile":
-        return not all(map(_is_whole, spread))
-    if OF_FLAGS.fullmatch(f"{of}."):  # load_config(file), patch(**flags)
-        return not (all(map(_is_whole, spread)) and (is_first_known or (not call.args and bool(call.keywords))))
-    return False
-
-
-def _is_whole(node: ast.expr) -> bool:
-    """Returns whether all keys of a dict are known: of {"a": 1}, dict(a=1) and of one | another."""
-    if isinstance(node, ast.Dict):
-        return all(key is not None and bool(_text(key)) for key in node.keys)
-    if isinstance(node, ast.Call):
-        return getattr(node.func, "id", "") == "dict" and not node.args and all(each.arg for each in node.keywords)
-    return isinstance(node, ast.BinOp) and _is_whole(node.left) and _is_whole(node.right)
 
 
 def _of_config(path: str, line: int) -> Iterator[Place]:

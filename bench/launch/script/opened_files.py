@@ -15,6 +15,7 @@ from bench.launch.prepare import Job
 from bench.launch.script import work_folder
 from bench.record import race_folder
 from bench.record.step_files import StepRow
+from bench.training.open_watch import MUCH
 
 MAX_SHOWN = 200
 READER_LATE_TIMES = 3.0  # margin for the estimate of a reader's delay (assumed; 1.0 accused one run in 94)
@@ -58,9 +59,18 @@ class OpenedFiles:
         notes = {self._name(note): note for note in self._stated[: work_folder.MAX_LISTED]}
         return {name: [note["num_bytes"], note["changed_ns"]] for name, note in notes.items()}
 
+    def written(self) -> list[str]:
+        """Returns the names of what it wrote, moved or linked outside of its own folders, by both paths."""
+        notes = [note for note in self._notes if note["writes"] or note["hides"] or note["num_bytes"] == MUCH]
+        paths = {path for note in notes for path in (note["path"], note["real"])}
+        outside = (path for path in sorted(paths) if not f"{path}/".startswith((*self._own, f"{self._work}/")))
+        return [self._shared(path) for path in outside][: work_folder.MAX_LISTED]
+
     def _name(self, note: Opened) -> str:
-        name = note["path"].replace(str(self._work), "work")
-        return private.redact(plain_file.name_in_utf8(name), REPO)
+        return self._shared(note["path"].replace(str(self._work), "work"))
+
+    def _shared(self, path: str) -> str:
+        return private.redact(plain_file.name_in_utf8(path), REPO)
 
     def doubts(self) -> list[str]:
         """Returns a sentence for each doubt: other data than the track's, none of the track's, or unknown sources.

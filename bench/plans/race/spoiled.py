@@ -1,5 +1,6 @@
 """Why a race cannot end well: what its runs have changed, left behind or failed at."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,6 +72,12 @@ def _changed_file(race: State, arm: str) -> str | None:
                 return f"{name}, which {arm} reads"
     for other in race.plan["arms"].keys() - {arm}:
         runs = list(_records(race, other))
+        for reader, writer in ((arm, other), (other, arm)):  # also what is moved, whose time stays
+            runs_written = [(run.get("script") or {}).get("written", ()) for run in _records(race, writer)]
+            below = tuple(f"{path}/" for path in itertools.chain.from_iterable(runs_written))
+            for name in itertools.chain.from_iterable(map(_data_states, _records(race, reader))):
+                if f"{name}/".startswith(below):
+                    return f"{name}, which {reader} reads"
         for name, found in _data_states(runs[-1]).items() if runs else ():
             if _is_outside(name) and not REDACTED.search(name):
                 now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))

@@ -145,6 +145,12 @@ def main():
             time.sleep(0.1)
     if WHAT == "own_data":
         read(sys.argv[2])
+        beside = sys.argv[2].removesuffix("bin")
+        if os.path.isdir(beside + "folder"):
+            read(beside + "txt")
+            read(beside + "lock")
+            open(beside + "out", "w").close()
+            os.rename(beside + "folder", beside + "moved")
     if WHAT == "validates_longer":
         read("data/fineweb10B/*_train_*.bin")
     elif WHAT not in ("other_data", "own_data"):
