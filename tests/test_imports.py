@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_491,
-    "config": 3_336,
-    "machine": 4_683,
+    "base": 2_494,
+    "config": 3_341,
+    "machine": 4_686,
     "data": 1_669,
     "record": 7_542,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_847,
-    "compare": 3_562,
-    "launch": 7_414,
+    "compare": 3_564,
+    "launch": 7_424,
     "report": 4_694,
-    "plans": 9_702,
-    "claims": 3_551,
+    "plans": 9_720,
+    "claims": 3_445,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_968,
+    "tests": 57_978,
 }
 SLACK = 250
 

@@ -150,7 +150,10 @@ def test_it_is_not_counted_where_times_are_not_comparable_either():
     ("metrics", "goal"),
     [
         (lambda num_steps: {"num_steps": num_steps // 2}, {}),  # a larger model, whose first validation took as long
-        (lambda num_steps: {}, {"num_scores": 20}),  # a faster one, which validates twice as often
+        (
+            lambda num_steps: {"num_steps": 2 * num_steps},
+            {"num_scores": 20},
+        ),  # a faster one, which validates more often
     ],
 )
 def test_in_a_budget_a_larger_model_may_validate_longer_and_a_faster_one_more_often(monkeypatch, metrics, goal):

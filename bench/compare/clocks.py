@@ -92,7 +92,8 @@ def _extra(arms: Arms) -> stats.Welch:
 
     A larger model may slow B's validations as much as its steps or its validation at step 0.  A cheat could stretch
     either by sleeping, so one ratio may exceed the other by at most 25 %.  Minima are used, as noise only adds time.
-    Within a budget the time may also grow with the number of validations, which eligibility.py limits.
+    Within a budget the time may also grow with the number of validations, as far as there are more steps too;
+    eligibility.py limits it.
     """
     off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
     shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
@@ -100,7 +101,7 @@ def _extra(arms: Arms) -> stats.Welch:
     steps_ratio, start_ratio = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
     pace = max(1.0, min(max(steps_ratio, start_ratio), MAX_VALIDATION_RATIO * min(steps_ratio, start_ratio)))
     a_num, b_num = (stats.mean([row.get("num_scores") or 1 for row in rows]) for rows in arms)
-    pace *= max(1.0, b_num / a_num)  # within a budget, who is faster validates more often
+    pace *= max(1.0, min(b_num / a_num, 1.0 / steps_ratio))  # within a budget: of more steps, more validations
     return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
 
 
