@@ -68,16 +68,16 @@ BUDGET = {
     "record": 7_542,
     "web": 1_149,
     "analysis": 8_282,
-    "training": 8_847,
+    "training": 8_849,
     "compare": 3_564,
-    "launch": 7_424,
+    "launch": 7_426,
     "report": 4_694,
-    "plans": 9_720,
+    "plans": 9_723,
     "claims": 3_445,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_978,
+    "tests": 57_979,
 }
 SLACK = 250
 

@@ -23,16 +23,17 @@ AGAIN_NS = 100_000_000
 MAX_FILES, OTHERS = 100_000, "other files"  # all further ones are noted as one
 MUCH = 2**62  # bytes that stand for those of other files, and of a folder that is moved
 PACKAGES = ("site-packages", "dist-packages")
+SETTINGS = "/etc/"  # of the system: who writes there changes them for all
 SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/proc", "/sys", "/usr")
 
 
 def watch(path: str, accepted: Iterable[str] = ()) -> None:
     """Appends a line to the file `path` for each file that this process and its forks read or make.
 
-    Not noted are the interpreter, its packages, the system's files, compile caches, sources of modules that are loaded
-    already (a traceback reads them), and accepted files and folders.  A data file has a line whenever it is opened, at
-    most ten a second; any other has one.  Only Python's events are seen and the files that a command names, not what
-    torch.from_file, C++ and other programs read.
+    Not noted are the interpreter, its packages, the system's files but what is written in /etc, compile caches, sources
+    of modules that are loaded already (a traceback reads them), and accepted files and folders.  A data file has a line
+    whenever it is opened, at most ten a second; any other has one.  Only Python's events are seen and the files that a
+    command names, not what torch.from_file, C++ and other programs read.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     now_ns, write_to = time.perf_counter_ns, os.write  # kept before a script can replace them
@@ -54,7 +55,8 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
             status = os.stat(real)
         is_folder = status is not None and stat.S_ISDIR(status.st_mode)
         is_here = (is_folder and is_moved) or stat.S_ISREG(status.st_mode) if status else writes
-        if not hides and (not is_here or f"{real}{os.sep}".startswith(unnoted)):
+        is_unnoted = f"{real}{os.sep}".startswith(unnoted) and not (writes and real.startswith(SETTINGS))
+        if not hides and (not is_here or is_unnoted):
             return
         key, t_ns = (real, reads, writes), now_ns()
         if key in noted and (not named.endswith(DATA) or t_ns - noted[key] < AGAIN_NS):

@@ -45,7 +45,9 @@ class OpenedFiles:
         self._data = opened.without_small(read)
         self.read = [opened.source_of(note["real"]) for note in notes if note["reads"]]
         self.are_fixed = opened.fixes_data(job)
-        self._stated = [*self._data, *(note for note in read if note not in self._data)]
+        written = {note["real"] for note in notes if note["writes"]}  # an empty file that it only reads may be a switch
+        empty = {n["real"]: n for n in notes if n["reads"] and not n["num_bytes"] and n["real"] not in written}
+        self._stated = [*self._data, *(note for note in read if note not in self._data), *empty.values()]
         # true if its track fixes no data and it opened none of the track's
         self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}
 

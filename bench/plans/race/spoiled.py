@@ -14,6 +14,7 @@ from bench.machine import surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
+from bench.training.open_watch import SETTINGS
 
 REDACTED = re.compile(r"\b(?:USER|HOST|SECRET)\b")  # a path that does not lead there any more
 
@@ -78,6 +79,8 @@ def _changed_file(race: State, arm: str) -> str | None:
             for name in itertools.chain.from_iterable(map(_data_states, _records(race, reader))):
                 if f"{name}/".startswith(below):
                     return f"{name}, which {reader} reads"
+            if of_system := next((path for path in below if path.startswith(SETTINGS)), None):
+                return f"{of_system[:-1]}, which {writer} wrote"
         for name, found in _data_states(runs[-1]).items() if runs else ():
             if _is_outside(name) and not REDACTED.search(name):
                 now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))
@@ -92,10 +95,10 @@ def _is_outside(name: str) -> bool:
 
 
 def _changed_meanwhile(race: State, state: Sequence[int], windows_s: Sequence[tuple[float, float]]) -> bool:
-    """Returns whether a file with content was changed since the plan, but not within these (start, end) of runs."""
-    num_bytes, changed_s = state[0], state[1] / 1e9
+    """Returns whether a file was changed since the plan, but not within these (start, end) of runs."""
+    changed_s = state[1] / 1e9
     is_own = any(start_s <= changed_s <= end_s for start_s, end_s in windows_s)
-    return num_bytes > 0 and changed_s > utc.seconds(race.plan["made_at"]) and not is_own
+    return changed_s > utc.seconds(race.plan["made_at"]) and not is_own
 
 
 def _records(race: State, arm: str) -> Iterator[dict[str, Any]]:
