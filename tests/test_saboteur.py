@@ -187,18 +187,24 @@ def test_a_package_that_is_a_link_is_watched_too(tmp_path):
     assert [name for name in after if after[name] != before[name]] == [f"the Python code in {packages}"]
 
 
-@pytest.mark.parametrize("what", ["a zip before the library", "a folder that a .pth names", "a folder that is moved"])
+@pytest.mark.parametrize(
+    "what", ["a zip before the library", "a folder that a .pth names", "a folder that is moved", "tests of a package"]
+)
 def test_packages_are_watched_wherever_an_interpreter_finds_them(tmp_path, what):
     packages, library = environment_in(tmp_path / "env"), tmp_path / "other/site-packages"
     for folder in (packages / "net", library / "net", tmp_path / "prepared"):
         folder.mkdir(parents=True)
         (folder / "a.py").write_text("")
+    (library / "net/test").mkdir()
+    (library / "net/test/b.py").write_text("")
     (packages / "other.pth").write_text(f"{library}\n")
     python = str(tmp_path / "env/bin/python")
     (archive,) = (path for path in surroundings._installation(python).folders if path.endswith(".zip"))
     before = surroundings.python_code([python])
     expected = library
-    if what == "a folder that a .pth names":
+    if what == "tests of a package":
+        (library / "net/test/b.py").write_text("import time")
+    elif what == "a folder that a .pth names":
         (library / "net/a.py").write_text("import time")
     elif what == "a folder that is moved":
         (library / "net").rename(tmp_path / "away")

@@ -23,7 +23,8 @@ from bench.machine import bytecode, environment
 OF_PROCESS = ("cgroup", "autogroup", "timerslack_ns", "oom_score_adj", "coredump_filter")  # of /proc/self, inherited
 CPU_LIMITS = ("cpu.max", "cpu.weight", "cpu.cfs_quota_us", "cpu.shares", "cpuset.cpus")  # of cgroup v2 and v1
 PYCACHE = "__pycache__"
-APART = (PYCACHE, "test")  # folders without code that runs import
+APART = (PYCACHE, "site-packages")  # folders that are looked at by themselves
+TESTS = "test"  # the standard library's own, which no run imports
 BYTECODE = re.compile(r"\.([^.]+)(\.opt-\d)?\.pyc$")
 ANSWER_S = 60.0  # for an interpreter to start and to compile what is new
 CHECK = Path(bytecode.__file__).read_text()
@@ -165,7 +166,8 @@ def _files(folder: str, only: str | None = None) -> Iterator[os.DirEntry[str]]:
             seen.add((facts.st_dev, facts.st_ino))
             for entry in entries:
                 if entry.is_dir():
-                    is_inner = entry.name == only or entry.name not in (*APART, "site-packages")
-                    waiting += [entry.path] if is_inner else []
+                    is_library = path == folder and os.path.basename(folder).startswith("python")
+                    apart = (*APART, TESTS) if is_library else APART
+                    waiting += [entry.path] if entry.name == only or entry.name not in apart else []
                 elif is_wanted:
                     yield entry
