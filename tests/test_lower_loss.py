@@ -12,6 +12,8 @@ from bench.base import stats, text_table
 from bench.claims.rules import races
 from bench.cli import compare
 from bench.compare import clocks, effects, eligibility, wording
+from bench.record.rows import row_of
+from bench.record.validity import BUSY
 from bench.report import verdicts
 
 A_S, B_S = [10.0, 10.01, 9.99, 10.005], [10.005, 9.995, 10.0, 10.01]
@@ -144,6 +146,20 @@ def test_it_is_not_counted_where_times_are_not_comparable_either():
         assert (cheat["verdict"], is_counted(cheat)) == ("inconclusive", False)
         assert "B spends 0.500 s more outside its own clock than A (95 % interval 0.486 to 0.514" in cheat["words"]
         assert cheat["time"]["mean_s"] == [None, None] and cheat["time"]["outside"]["mean_s"] is None
+
+
+@pytest.mark.parametrize(("budget", "refused"), [({"time_s": 10.0}, True), ({"tokens": 1000}, False)])
+def test_what_makes_times_unlike_makes_losses_within_a_budget_of_time_unlike(budget, refused):
+    """A cheat: a program that burns the cores beside A's runs alone, or a clock that is set back once in B."""
+    arms = [[row_of(run) for run in runs] for runs in comparing.raced(A_S, B_S, HIGHER, LOWER, goal={"budget": budget})]
+    assert eligibility.judge(*arms).loss_refusals == []
+    for row in arms[0]:
+        row["machine_doubts"] = [f"{BUSY} 1.27 CPU cores during the run"]
+    answer = eligibility.judge(*arms)
+    assert any("load that is mostly beside one arm biases the race" in why for why in answer.refusals)
+    assert bool(answer.loss_refusals) == refused and not any(
+        "of what they reach" in why for why in answer.loss_refusals
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ AMOUNTS: tuple[tuple[Literal["num_steps", "batch_tokens"], str, str], ...] = (  
     ("num_steps", "steps", "steps"),
     ("batch_tokens", "tokens", "tokens per step"),
 )
+TIME_BUDGET = '"time_s"'  # in Row.budget
 Rows = Sequence[Row]
 Findings = Iterator[tuple[str, str]]  # (a key of judge()'s kinds, the sentence or flag) for each finding of a rule
 
@@ -93,8 +94,9 @@ def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B"), on: str
             refusals.append(f"{name} has no complete run with a time among {len(rows)}")
     if refusals:
         return answer._replace(loss_refusals=refusals)
-    kinds = {"refusal": [refusals, loss_refusals], "of time": [refusals], "remark": [remarks], "flag": [flags]}
-    kinds["of losses"] = [loss_remarks]
+    kinds = {"refusal": [refusals, loss_refusals], "times": [refusals], "remark": [remarks], "flag": [flags]}
+    is_loss_of_time = any(TIME_BUDGET in (row.get("budget") or "") for row in a + b)  # it is what the time reaches
+    kinds |= {"of losses": [loss_remarks], "of time": [refusals, *([loss_refusals] if is_loss_of_time else [])]}
     finish_line = functools.partial(_finish_line, on=on)
     for rule in (_arms, _code, _disturbed, _validated, _trusted, _setting, _session, finish_line):
         for kind, finding in rule(a, b, names):
@@ -245,7 +247,7 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str], on: str | Non
         if len(budgets) > 1:
             yield "refusal", f"the budgets differ ({_join(budget or 'none' for budget in budgets)}): give all the same"
         else:
-            yield "of time", f"all runs have a budget of {budgets[0]}: what they reach in it is compared (on=loss)"
+            yield "times", f"all runs have a budget of {budgets[0]}: what they reach in it is compared (on=loss)"
         return
     for column, name, unit in AMOUNTS:
         amounts = [_distinct(row[column] for row in rows) for rows in (a, b)]
