@@ -190,6 +190,14 @@ def test_whatever_python_does_differently_is_syntax(edited):
     assert code_state.normalised(edited.encode()) != code_state.normalised(SOURCE.encode())
 
 
+@pytest.mark.parametrize("reads", ["print(__doc__)", "from docopt import docopt", "inspect.getdoc(f)"])
+def test_docstrings_that_a_source_reads_are_code(reads):
+    whole = f'"""Usage: a [--b=1]"""\n{SOURCE}{reads}  # x\n'
+    for old, new in (("--b=1", "--b=2"), ("Doc.", "Another.")):
+        assert code_state.normalised(whole.encode()) != code_state.normalised(whole.replace(old, new).encode())
+    assert code_state.normalised(whole.encode()) == code_state.normalised(whole.replace("# x", "# y").encode())
+
+
 def test_what_is_no_python_is_hashed_as_it_is():
     assert code_state.normalised(b"def f(:  # a\n") == b"def f(:  # a\n"
     assert code_state.normalised(b"a = 0x" + b"f" * 9000) == b"a = 0x" + b"f" * 9000  # Python cannot print it

@@ -318,6 +318,13 @@ def test_two_revisions_that_differ_in_documentation_and_comments_alone_are_not_r
     same = "A and B train the same program: their files differ at most in documentation and comments"
     assert f"{same}: nothing was raced, and no condition of --fail-on holds" in done.stdout
     assert not (tmp_path / "results" / "races").exists()
+    (root / "scripts/base_train.py").write_text((root / "scripts/base_train.py").read_text() + '\nREAD = "README.md"\n')
+    (root / "README.md").write_text("A prompt")
+    real_runs.git(root, "commit", "-qam", "a prompt that is read")
+    first = script.content_sha256(script.checked_out(root, "HEAD")[0])
+    (root / "README.md").write_text("Another prompt")
+    real_runs.git(root, "commit", "-qam", "another")
+    assert script.content_sha256(script.checked_out(root, "HEAD")[0]) != first
     every = [f"A.rev={commits[0]}~1", f"B.rev={commits[0]}", f"C.rev={commits[1]}", "--dry-run"]
     done = real_runs.bench(tmp_path / "results", "race", *every, *program[:-2], timeout_s=60, code=0)
     assert "B is omitted: it trains the same program as A" in done.stdout and "2 runs per arm" in done.stdout

@@ -40,10 +40,10 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     ValueError if the file cannot be written or belongs to a record (see refuse_record), for what is no file elsewhere,
     and for a page that would replace anything but a page.
     """
-    is_device = path.exists() and (_is_descriptor(path) or (path.parts[:2] == ("/", "dev") and not path.is_file()))
-    is_device = is_device and not path.is_dir()
-    if path.is_symlink() and not is_device:  # what it leads to is written, as a shell's > does
-        path = Path(os.path.realpath(path))
+    while path.is_symlink() and path.exists() and not _is_descriptor(path):  # what it leads to is written, as by >
+        path = path.parent / os.readlink(path)
+    in_dev = Path(os.path.abspath(path)).parts[:2] == ("/", "dev")
+    is_device = path.exists() and not path.is_dir() and (_is_descriptor(path) or (in_dev and not path.is_file()))
     refuse_record(path, option)
     content = content.encode() if isinstance(content, str) else content
     begins, has_title, _ = content.partition(b"<title>")  # as every page of bench/web/page.py

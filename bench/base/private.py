@@ -33,7 +33,7 @@ token torch trace track train trainer training triton ubuntu upper user valid va
 weights worker workstation
 """
 ORDINARY = frozenset(WORDS.split())
-COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>78])")  # and other orders to a terminal
 TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # torchrun's error report has this machine's name in DNS
 
 

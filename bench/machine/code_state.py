@@ -13,6 +13,7 @@ import functools
 import glob
 import hashlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -33,12 +34,17 @@ ODD = {*DOCUMENTED, ast.JoinedStr, ast.FormattedValue}  # nodes that have a fiel
 MAX_DEPTH = 10**6  # of frames while a tree is written: ast.parse() refuses a source that is nested a hundredth as deep
 
 
+READS_DOCSTRINGS = re.compile(rb"__doc__|\bgetdoc\b|\bdocopt\b")
+WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def normalised(source: bytes) -> bytes:
     """Returns what can matter of a Python source when it runs: its syntax tree, as text that no Python version changes.
 
     Python's ast.dump and ast.unparse write the same tree differently from version to version (3.12 added type_params,
     3.13 omits empty fields), so the tree is written here:
-    1. Dropped: comments, blanks, line numbers, the docstrings of modules, classes and functions, the "u" of u"text".
+    1. Dropped: comments, blanks, line numbers, the "u" of u"text", and the docstrings of modules, classes and
+       functions, unless the source reads docstrings, as docopt does.
     2. A node is its name and its fields in alphabetical order; a field that is None or an empty list is omitted, so a
        field that a later Python adds changes nothing where it is not used.  A None in a list (** in a dict) is written.
     3. Constants and names are written in ASCII, because which characters repr() escapes follows the Unicode tables.
@@ -51,6 +57,9 @@ def normalised(source: bytes) -> bytes:
             warnings.simplefilter("ignore")  # "\d" is a SyntaxWarning, which -W error turns into a SyntaxError
             tree = ast.parse(source)
         sys.setrecursionlimit(max(limit, MAX_DEPTH))
+        for node in ast.walk(tree) if READS_DOCSTRINGS.search(source) else ():
+            if isinstance(node, WITH_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
+                node.body.insert(0, ast.Pass())  # what follows it is no docstring
         return _text(tree).encode()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return source

@@ -180,6 +180,9 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
     return [*command, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
+OF_ENVIRONMENT = ("bin", "include", "lib", "lib64", "pyvenv.cfg")
+
+
 def python_files(python: str) -> list[str]:
     """Returns what an interpreter reads: the folders of its environment and its base, and links on the way.
 
@@ -189,8 +192,8 @@ def python_files(python: str) -> list[str]:
     paths, path = set[str](), os.path.abspath(python)
     while os.path.islink(path):
         folder = os.path.dirname(os.path.dirname(path))
-        if os.path.isfile(f"{folder}/pyvenv.cfg"):
-            paths.add(folder)
+        if os.path.isfile(f"{folder}/pyvenv.cfg"):  # of which a user may have made a whole project's folder
+            paths |= {os.path.join(folder, name) for name in OF_ENVIRONMENT}
         elif not path.startswith(tuple(f"{system}/" for system in SYSTEM)):
             paths.add(path)
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))

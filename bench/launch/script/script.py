@@ -33,7 +33,7 @@ INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing 
 OUTSIDE = {"instruments": {*INSTRUMENTS}, "profile": {"modded", "null", "window"}}
 DATA = "data/fineweb10B"
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-DOCUMENTATION = (".md", ".rst")  # files that no program is expected to read
+DOCUMENTATION = (".md", ".rst")  # files that no program is expected to read, unless its source names them
 TIMING_PROTOCOL = {
     "id": "script-1",
     "clock": "as the script prints it; the wall time at which each line came is taken by another process",
@@ -133,7 +133,7 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     given_root = None if settings.root is None else Path(os.path.normpath(user_path(settings.root).absolute()))
     typed, own = _started(settings)
     root, _, is_rooted = user_code.script_of(own)
-    python = _python(settings.python, given_root)
+    python = _python(settings.python, given_root, settings.rev)
     torchrun = settings.command is None if settings.torchrun is None else settings.torchrun
     if not torchrun:
         if (num := config.hardware.num_processes) not in (None, 1):
@@ -276,12 +276,17 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
 
 def content_sha256(root: Path) -> str:
     """Returns a hash of all files in a folder of checked_out(), except documentation: of links, where they lead, and of
-    Python sources, what remains without comments and docstrings."""
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
-        if path.is_symlink() or path.is_file() and not path.name.lower().endswith(DOCUMENTATION):
-            content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
-            content = code_state.normalised(content) if path.suffix == ".py" else content
+    Python sources, what remains without comments and docstrings.
+
+    Documentation that a Python source names counts.
+    """
+    digest, paths = hashlib.sha256(), sorted(path for path in root.rglob("*") if path.is_symlink() or path.is_file())
+    sources = {path: path.read_bytes() for path in paths if path.suffix == ".py" and not path.is_symlink()}
+    for path in paths:
+        is_documentation = not path.is_symlink() and path.name.lower().endswith(DOCUMENTATION)
+        if not is_documentation or any(os.fsencode(path.name) in source for source in sources.values()):
+            content = os.fsencode(os.readlink(path)) if path.is_symlink() else sources.get(path) or path.read_bytes()
+            content = code_state.normalised(content) if path in sources else content
             digest.update(os.fsencode(path.relative_to(root)) + b"\0" + hashlib.sha256(content).digest())
     return digest.hexdigest()
 
@@ -317,13 +322,13 @@ def _is_link_to(link: Path, target: Path) -> bool:
     return link.is_symlink() and Path(os.readlink(link)) == target
 
 
-def _python(typed: str | None, root: Path | None) -> str:
+def _python(typed: str | None, root: Path | None, rev: str | None) -> str:
     """Returns the absolute path of the interpreter; a link of a virtual environment is not resolved."""
     if typed is None:
         project_python = root and root / ".venv" / "bin" / "python"  # as uv creates it
         if root is None or project_python is None or not project_python.exists():
             return sys.executable
-        if git.ask(root, "ls-files", "--", ".venv"):  # one revision would choose that of the others
+        if rev and git.ask(root, "ls-files", "--", ".venv", ":!.venv/.gitignore"):  # it would choose that of others
             raise ValueError(f"{root}/.venv is part of its repository: give an interpreter that is not, script.python=")
         return str(project_python)
     path = shutil.which(os.path.expanduser(typed)) or shutil.which(str(user_path(typed)))

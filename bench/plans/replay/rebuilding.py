@@ -129,7 +129,7 @@ def names_code(recorded: Recorded) -> bool:
     settings = configs.settings(configs.read(str(recorded.folder)))  # own yamls may have named code as well
     has_script = any(value is not None for key, value in settings.items() if key.split(".")[0] == "script")
     is_named = any(":" in text or "script" in text for text in recorded.overrides)
-    within = json.dumps([*settings.values()], separators=("\n", "\n"), default=str)  # also in lists
+    within = json.dumps([*settings.values()], separators=("\n", "\n"), default=str, ensure_ascii=False)  # also in lists
     return has_script or is_named or bool(IMPORT_PATH.search(within))
 
 
