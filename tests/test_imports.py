@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_494,
-    "config": 3_341,
-    "machine": 4_688,
+    "base": 2_497,
+    "config": 3_342,
+    "machine": 4_700,
     "data": 1_669,
     "record": 7_542,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_849,
-    "compare": 3_564,
-    "launch": 7_426,
+    "compare": 3_566,
+    "launch": 7_447,
     "report": 4_694,
-    "plans": 9_723,
+    "plans": 9_722,
     "claims": 3_445,
     "api": 1_352,
     "cli": 4_607,
     "models": 3_442,
-    "tests": 57_985,
+    "tests": 58_029,
 }
 SLACK = 250
 

@@ -367,7 +367,7 @@ FILES = {  # {what happens: (states of A's first run, of its others, whether the
     "it changed between two runs": (lambda a, b: {READ: [5, a + 50]},) * 2 + (True,),
     "its own first run made it": (lambda a, b: {}, lambda a, b: {READ: [5, a + 1]}, False),
     "a run of B made it": (lambda a, b: {}, lambda a, b: {READ: [5, b + 1]}, True),
-    "a run of B filled it": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [5, 7]}, True),
+    "a run of B filled it": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [5, b + 1]}, True),
     "its own runs write it again": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [0, a + 1]}, False),
     "a run of B made it, and it is empty": (lambda a, b: {}, lambda a, b: {READ: [0, b + 1]}, True),
     "it is a copy in work/": (lambda a, b: {"work/a.txt": [5, a + 50]},) * 2 + (False,),

@@ -371,13 +371,26 @@ def test_a_damaged_stall_names_its_line_and_field(tmp_path):
         ("/scratch/ada/x:/scratch/adam/x", "/scratch/USER/x:/scratch/adam/x"),
         ("ada is a name, adapter a word", "ada is a name, adapter a word"),  # only in paths
         ("rank 0 on gpu-box7.example.org", "rank 0 on HOST"),
-        ("/data/ada-runs/ada_v2.log and /data/ada2", "/data/USER-runs/USER_v2.log and /data/ada2"),
         ("at=%2Fhome%2Fada%2Fx", "at=~%2Fx"),
         ("/tmp/torchinductor_ada/x, ada@db", "/tmp/torchinductor_USER/x, USER@db"),
     ],
 )
 def test_private_paths_and_names_are_taken_out(text, clean):
     assert private.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("USER=zelda of uid=1000(zelda)", "USER=USER of uid=1000(USER)"),
+        ("/scratch/lab-zelda/x and /data/zelda_2/y.log", "/scratch/lab-USER/x and /data/USER_2/y.log"),
+        ("script=/data/zelda_train.py and zelda.py", "script=/data/zelda_train.py and zelda.py"),  # its record keeps it
+        ("zeldas and azelda/x, data.repo=zelda/tokens", "zeldas and azelda/x, data.repo=zelda/tokens"),
+    ],
+)
+def test_the_users_name_is_taken_out_as_a_word_and_within_the_names_of_folders(text, clean):
+    assert private.redact(text, "/repo", home="/home/zelda", user="zelda", host="gpu-box7") == clean
+    assert private.redact("master zelda", "/repo", home="/home/master", user="master", host="h") == "master zelda"
 
 
 def test_a_home_that_is_not_ascii_is_taken_out_in_each_of_pythons_spellings():

@@ -124,9 +124,12 @@ def _spellings(folder: str) -> tuple[str, ...]:
 @functools.lru_cache
 def _user(name: str) -> re.Pattern[str]:
     text = re.escape(name)
-    before = r"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-))"
-    after = r"(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))" if name.lower() in ORDINARY else "(?![A-Za-z0-9])"  # alice-runs
-    return re.compile(rf"{before}{text}{after}|(?<![\w./-]){text}(?=@[\w.-])")
+    before, after = r"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-))", r"(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))"
+    pattern = rf"{before}{text}{after}|(?<![\w./-]){text}(?=@[\w.-])"
+    if len(name) > 3 and name.lower() not in ORDINARY:  # also as a word of its own, and within a folder's name
+        within = rf"(?<=/){text}(?=[._-][\w.-]*/)|(?<=[._-]){text}(?=(?:[._-][\w.-]*)?/)"
+        pattern += rf"|(?<![\w./-]){text}(?![\w./-])|{within}"
+    return re.compile(pattern)
 
 
 @functools.lru_cache

@@ -28,7 +28,8 @@ CLASS = "class"  # the setting that names the class of a user's own instrument
 KERNELS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")  # sources that a Python file may build and load
 SCRIPT_MAIN = ":__main__"  # PATH:__main__ names a script, as PATH:NAME names a class
 WITHIN = "/./"  # ROOT/./FILE:__main__ names a script with all the code below ROOT (script.root)
-SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", ".sh")
+OTHERS = (".jl", ".r", ".R", ".rs", ".go", ".lua", ".mojo", ".zig", ".java", ".js", ".swift")  # of script.command
+SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", *OTHERS, ".sh")
 PROGRAMS = tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # shell files may hold secrets: export KEY=...
 TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: perhaps its settings
 # Folders of outputs and environments: neither part of the identity nor linked.

@@ -1,5 +1,6 @@
 """Which data and sources a script opened, as the workers of its ranks noted them, and the doubts that follow."""
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ class OpenedFiles:
 
     def __init__(self, folder: Path, job: Job, notes: Sequence[Opened], work_shards: Mapping[str, Sequence[str]]):
         assert job.script is not None
+        self._is_confined = job.script.sandbox
         self._work, self._notes = (folder / work_folder.WORK).absolute(), notes
         shards = {"train": job.dataset.train, "val": job.dataset.val}
         self._ours = {
@@ -57,8 +59,16 @@ class OpenedFiles:
         return sorted(shards | set(map(self._name, self._data)))[:MAX_SHOWN]
 
     def states(self) -> dict[str, list[int]]:
-        """Returns {name: [size in bytes, ns of its last change]} of the files that it read, other than the track's."""
-        notes = {self._name(note): note for note in self._stated[: work_folder.MAX_LISTED]}
+        """Returns {name: [size in bytes, ns of its last change]} of the files that it read, other than the track's.
+
+        Those elsewhere that are gone at the end, as temporary ones, and all elsewhere in a sandbox are omitted.
+        """
+        lasting = (
+            note
+            for note in self._stated
+            if note["real"].startswith(self._own) or (not self._is_confined and os.path.exists(note["real"]))
+        )
+        notes = {self._name(note): note for note in itertools.islice(lasting, work_folder.MAX_LISTED)}
         return {name: [note["num_bytes"], note["changed_ns"]] for name, note in notes.items()}
 
     def written(self) -> list[str]:
@@ -150,6 +160,8 @@ def changed_since(run: Mapping[str, Any], job: Job) -> Iterator[str]:
         is_beside = script is not None and name.startswith("work/")
         path = script.root / name[len("work/") :] if script and is_beside else Path(REPO, os.path.expanduser(name))
         if not is_beside or path.is_symlink() or not of_rev:  # others of a revision are the commit's
+            if work_folder.REDACTED.search(name):
+                continue
             now = work_folder.state_of(path)
             if now is None or not work_folder.is_same_state(seen, now):
                 yield name

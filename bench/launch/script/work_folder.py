@@ -126,6 +126,10 @@ def stamp(path: Path) -> list[int] | None:
     return None
 
 
+# what a name lost, so that its path does not lead there any more: see private.redact() and plain_file.name_in_utf8()
+REDACTED = re.compile(r"\b(?:USER|HOST|SECRET)\b|\\x[0-9a-f]{2}")
+
+
 def state_of(path: Path) -> list[int] | None:
     """Returns [size in bytes, ns of the last change] of a file that a script reads; None if it is not there."""
     with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from bench.machine import surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
-from bench.training.open_watch import SETTINGS
-
-REDACTED = re.compile(r"\b(?:USER|HOST|SECRET)\b")  # a path that does not lead there any more
+from bench.training.open_watch import DATA, SETTINGS
 
 
 def forged(race: State, known: set[surroundings.Bytecode]) -> str | None:
@@ -61,15 +58,17 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
 def _changed_file(race: State, arm: str) -> str | None:
     """Returns "FILE, which ARM reads" for a file that changed since the plan, or between two runs; None if none did.
 
-    Of files outside of the scripts' folders it may be the arm's own runs that change or make one, as with a cache, if
-    that is before all others read it.  arm: that of the last run; what the others read is still as they found it.
+    Of files outside of the scripts' folders it may be the arm's own runs that make one, as with a cache, or change one
+    that is no data.  arm: that of the last run; what the others read is still as they found it.
     """
     windows_s, states = list[tuple[float, float]](), dict[str, list[int]]()
     for run in _records(race, arm):
         windows_s.append(_window_s(run))
         for name, found in _data_states(run).items():
             is_late = _is_outside(name) and _changed_meanwhile(race, found, windows_s)
-            if is_late or not work_folder.is_same_state(states.setdefault(name, found), found):
+            is_same = work_folder.is_same_state(states.setdefault(name, found), found)
+            its_own = _is_outside(name) and not name.endswith(DATA)  # such as a log that each of its runs appends to
+            if is_late or not (is_same or its_own):
                 return f"{name}, which {arm} reads"
     for other in race.plan["arms"].keys() - {arm}:
         runs = list(_records(race, other))
@@ -82,7 +81,7 @@ def _changed_file(race: State, arm: str) -> str | None:
             if of_system := next((path for path in below if path.startswith(SETTINGS)), None):
                 return f"{of_system[:-1]}, which {writer} wrote"
         for name, found in _data_states(runs[-1]).items() if runs else ():
-            if _is_outside(name) and not REDACTED.search(name):
+            if _is_outside(name) and not work_folder.REDACTED.search(name):
                 now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))
                 is_own = now is not None and not _changed_meanwhile(race, now, list(map(_window_s, runs)))
                 if now is None or not (is_own or work_folder.is_same_state(now, found)):
