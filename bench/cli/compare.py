@@ -64,7 +64,8 @@ def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bo
         return 2
     is_of_loss = is_about_loss or any(kind == "loss" for kind, _ in fail_on)
     if fail_on and is_of_loss and compared["val_loss"]["verdict"] == "unknown":
-        why = "; ".join(compared["val_loss"]["reasons"]) or "their losses have no spread, or are missing"
+        refused = compared["reasons"][:1] if not compared["comparable"] else []
+        why = "; ".join(compared["val_loss"]["reasons"] or refused) or "their losses have no spread, or are missing"
         print(f"compare: --fail-on needs a verdict on the loss, and these runs give none: {why}", file=sys.stderr)
         return 2
     code = 0

@@ -191,6 +191,8 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
         return f"no verdict: the losses have no spread to judge by ({n} different seeds and trajectories)"
     if "not-at-a-planned-look" in comparison["flags"]:
         return _not_at_a_look(comparison)
+    if loss["verdict"] == "unknown" and not comparison["comparable"]:
+        return f"no verdict: {comparison['reasons'][0]}"
     metric = metric_of(loss)
     unit = f" {metric.unit}" if metric.unit else ""
     mde, alpha = loss_mde_text(loss), comparison["time"]["alpha"]

@@ -26,7 +26,8 @@ from bench.machine import code_state, git, sandbox
 from bench.record import step_files
 
 # columns of steps.csv that a metric of one's own would overwrite
-RESERVED = {*step_files.CORE_COLUMNS, *step_files.INT_COLUMNS, *step_files.OF_SCRIPTS} - {VAL_LOSS.name, "train_loss"}
+RESERVED = {"run_id", *step_files.CORE_COLUMNS, *step_files.INT_COLUMNS, *step_files.OF_SCRIPTS}
+RESERVED -= {VAL_LOSS.name, "train_loss"}
 ANYTHING_ELSE = "script.root=DIR script.command='bash train.sh' starts anything else"
 INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing of a script but its lines
 # {what chooses instruments: the choices that a script may have}
