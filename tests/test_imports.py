@@ -68,16 +68,16 @@ BUDGET = {
     "record": 7_542,
     "web": 1_149,
     "analysis": 8_282,
-    "training": 8_849,
-    "compare": 3_566,
-    "launch": 7_447,
+    "training": 8_852,
+    "compare": 3_568,
+    "launch": 7_449,
     "report": 4_694,
-    "plans": 9_722,
+    "plans": 9_728,
     "claims": 3_445,
     "api": 1_352,
-    "cli": 4_607,
+    "cli": 4_608,
     "models": 3_442,
-    "tests": 58_029,
+    "tests": 58_043,
 }
 SLACK = 250
 

@@ -16,7 +16,7 @@ from bench.launch.prepare import Job
 from bench.launch.script import work_folder
 from bench.record import race_folder
 from bench.record.step_files import StepRow
-from bench.training.open_watch import MUCH
+from bench.training.open_watch import MADE, MUCH
 
 MAX_SHOWN = 200
 READER_LATE_TIMES = 3.0  # margin for the estimate of a reader's delay (assumed; 1.0 accused one run in 94)
@@ -73,7 +73,8 @@ class OpenedFiles:
 
     def written(self) -> list[str]:
         """Returns the names of what it wrote, moved or linked outside of its own folders, by both paths."""
-        notes = [note for note in self._notes if note["writes"] or note["hides"] or note["num_bytes"] == MUCH]
+        kept = (note for note in self._notes if note["changed_ns"] != MADE)
+        notes = [note for note in kept if note["writes"] or note["hides"] or note["num_bytes"] == MUCH]
         paths = {path for note in notes for path in (note["path"], note["real"])}
         outside = (path for path in sorted(paths) if not f"{path}/".startswith((*self._own, f"{self._work}/")))
         return [self._shared(path) for path in outside][: work_folder.MAX_LISTED]

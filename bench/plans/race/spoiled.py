@@ -1,10 +1,9 @@
 """Why a race cannot end well: what its runs have changed, left behind or failed at."""
 
-import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.base import utc
 from bench.base.paths import REPO
@@ -55,35 +54,43 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
     return None
 
 
+class _Files(NamedTuple):
+    """The files that a run of a script read, and those elsewhere that it wrote."""
+
+    window_s: tuple[float, float]  # when it started and ended, or was last seen, as time.time() gives it
+    read: dict[str, list[int]]  # {name: state} of "data_states"
+    written: tuple[str, ...]  # each with a slash at its end
+
+
 def _changed_file(race: State, arm: str) -> str | None:
     """Returns "FILE, which ARM reads" for a file that changed since the plan, or between two runs; None if none did.
 
     Of files outside of the scripts' folders it may be the arm's own runs that make one, as with a cache, or change one
     that is no data.  arm: that of the last run; what the others read is still as they found it.
     """
+    runs_of = {name: list(_runs(race, name)) for name in race.plan["arms"]}
     windows_s, states = list[tuple[float, float]](), dict[str, list[int]]()
-    for run in _records(race, arm):
-        windows_s.append(_window_s(run))
-        for name, found in _data_states(run).items():
+    for run in runs_of[arm]:
+        windows_s.append(run.window_s)
+        for name, found in run.read.items():
             is_late = _is_outside(name) and _changed_meanwhile(race, found, windows_s)
             is_same = work_folder.is_same_state(states.setdefault(name, found), found)
             its_own = _is_outside(name) and not name.endswith(DATA)  # such as a log that each of its runs appends to
             if is_late or not (is_same or its_own):
                 return f"{name}, which {arm} reads"
-    for other in race.plan["arms"].keys() - {arm}:
-        runs = list(_records(race, other))
+    for other in runs_of.keys() - {arm}:
         for reader, writer in ((arm, other), (other, arm)):  # also what is moved, whose time stays
-            runs_written = [(run.get("script") or {}).get("written", ()) for run in _records(race, writer)]
-            below = tuple(f"{path}/" for path in itertools.chain.from_iterable(runs_written))
-            for name in itertools.chain.from_iterable(map(_data_states, _records(race, reader))):
-                if f"{name}/".startswith(below):
-                    return f"{name}, which {reader} reads"
-            if of_system := next((path for path in below if path.startswith(SETTINGS)), None):
+            written = tuple({path for run in runs_of[writer] for path in run.written})
+            if of_system := next((path for path in written if path.startswith(SETTINGS)), None):
                 return f"{of_system[:-1]}, which {writer} wrote"
-        for name, found in _data_states(runs[-1]).items() if runs else ():
+            for name in {name for run in runs_of[reader] for name in run.read}:
+                if f"{name}/".startswith(written):
+                    return f"{name}, which {reader} reads"
+        for name, found in runs_of[other][-1].read.items() if runs_of[other] else ():
             if _is_outside(name) and not work_folder.REDACTED.search(name):
                 now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))
-                is_own = now is not None and not _changed_meanwhile(race, now, list(map(_window_s, runs)))
+                own_s = [run.window_s for run in runs_of[other]]
+                is_own = now is not None and not _changed_meanwhile(race, now, own_s)
                 if now is None or not (is_own or work_folder.is_same_state(now, found)):
                     return f"{name}, which {other} reads"
     return None
@@ -100,20 +107,19 @@ def _changed_meanwhile(race: State, state: Sequence[int], windows_s: Sequence[tu
     return changed_s > utc.seconds(race.plan["made_at"]) and not is_own
 
 
-def _records(race: State, arm: str) -> Iterator[dict[str, Any]]:
-    """Yields the record of each attempt of an arm, the oldest first, those without a record aside."""
-    for slot in race.slots:
-        for run_name, _ in slot.attempts if slot.arm == arm else ():
-            if run := arm_process.record_of(race.results, run_name):
-                yield run
+def _runs(race: State, arm: str) -> Iterator[_Files]:
+    """Yields the files of each attempt of an arm that has a record, the oldest first."""
+    for name in (name for slot in race.slots if slot.arm == arm for name, _ in slot.attempts):
+        known = _known.get((race.results, name))
+        if known is None and (run := arm_process.record_of(race.results, name)):
+            script, start_s = run.get("script") or {}, utc.seconds(run["started_at"]) - surroundings.FILE_TIME_S
+            end_s = utc.seconds(run["ended_at"] or run["heartbeat_at"] or run["started_at"])
+            written = tuple(f"{path}/" for path in script.get("written", ()))
+            known = _Files((start_s, end_s), script.get("data_states") or {}, written)
+            if run["ended_at"]:
+                _known[race.results, name] = known
+        if known is not None:
+            yield known
 
 
-def _window_s(run: Mapping[str, Any]) -> tuple[float, float]:
-    """Returns when a run started and ended, or was last seen, as time.time() gives it."""
-    end = run["ended_at"] or run["heartbeat_at"] or run["started_at"]
-    return utc.seconds(run["started_at"]) - surroundings.FILE_TIME_S, utc.seconds(end)
-
-
-def _data_states(run: Mapping[str, Any]) -> dict[str, list[int]]:
-    states: dict[str, list[int]] = (run.get("script") or {}).get("data_states") or {}
-    return states
+_known: dict[tuple[Path, str], _Files] = {}  # of runs that have ended, as a race of many looks at all after each

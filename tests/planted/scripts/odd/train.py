@@ -151,6 +151,7 @@ def main():
             read(beside + "lock")
             open(beside + "out", "w").close()
             os.rename(beside + "folder", beside + "moved")
+            os.makedirs(beside + "made", exist_ok=True)
     if WHAT == "validates_longer":
         read("data/fineweb10B/*_train_*.bin")
     elif WHAT not in ("other_data", "own_data"):
