@@ -274,7 +274,8 @@ def test_a_search_that_could_see_nothing_has_ended_and_decides_nothing_that_wait
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tries.results.folder))
     search = begin(tries, effect=0.0001)
     assert "nothing has been submitted yet, 1000000 s" in printed(referee, "status")
-    refereeing.submit(search, ["optim.beta2=0.92"], "", "")
+    search, _ = refereeing.submit(search, ["optim.beta2=0.92"], "", f"see {os.path.expanduser('~')}/notes/x")
+    assert search.submissions[1].note == "see ~/notes/x"
     with pytest.raises(ValueError, match="this search has ended: to show .* takes .* s, but .* s are left"):
         refereeing.calibrate(search)
     num_started = tries.num_started

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.base import stats
+from bench.base import private, stats
 from bench.base.metric import named
 from bench.base.paths import CODE, REPO
 from bench.compare import eligibility, searching, target
@@ -183,7 +183,7 @@ def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> 
     except ValueError:  # which leaves no gap in the numbers
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    about = " ".join(arguments)
+    about, note = (private.redact(text, REPO) for text in (" ".join(arguments), note))  # pages and others read them
     facts = {"submission": number, "author": author, "note": note, "about": about, "arm": arm}
     return searches.append(search, "submitted", **facts), number
 
