@@ -21,8 +21,6 @@ PATH_KEYS += ("script.dialect",)
 WORDS_KEYS = ("script.args", "script.command")  # lists, or text that is split as a shell would
 PLAIN_ELEMENT = re.compile(r"[\w./+@-]+")  # text that the grammar reads without quotes within a list
 NUMBER = re.compile(r"[\d.]+(e\d+)?")
-# within a list or dict, what the grammar does not read as text, and how it does
-NOT_TEXT, OF_TEXT = re.compile(r"([\[{,:]\s*)([-+.]?\d[\w.+-]*|true|false)(?=\s*[,\]}])", re.I), r"\1'\2'"
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # paths that the grammar reads without quotes, also several of a sweep
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
 WORDS = {"null": None, "true": True, "false": False}
@@ -188,8 +186,6 @@ def _quoted(override: str) -> str:
     key, _, value = override.partition("=")
     if key in ("script.rev", "name") and NUMBER.fullmatch(value):  # a hash, or a name as 1.10
         return f"{key}='{value}'"
-    if key in (*WORDS_KEYS, "script.env") and not re.search(r"['\"\\]", value):  # what a program gets is text: 1e-4
-        override = f"{key}={NOT_TEXT.sub(OF_TEXT, value)}"
     plain_values = PLAIN_PATHS if key in PATH_KEYS else re.compile(r"(\w+\(|\[).*")  # a list, or choice(...)
     is_plain = key.startswith("script") and plain_values.fullmatch(value)
     if key not in PATH_KEYS + WORDS_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
