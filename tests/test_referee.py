@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -26,6 +27,7 @@ from cases import slow
 
 from bench.base import atomic
 from bench.cli import referee
+from bench.compare import effects
 from bench.machine.signals import Interrupted
 from bench.plans.audit import short
 from bench.plans.race import arm_process, runner
@@ -268,6 +270,17 @@ def test_a_submission_before_the_calibration_has_ended_is_decided_once_start_has
         refereeing.work(search)
     search = refereeing.work(refereeing.calibrate(search))
     assert search.submissions[number].decided["decision"] == "keep"
+
+
+def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_kept(monkeypatch):
+    raced = deciding.Raced(SimpleNamespace(settings={"on": "loss"}, calibration=None), Path("race"))
+    outside = {"extra_s": 0.6, "extra_ci95_s": [0.5, 0.7], "extra_p": 1e-9}
+    against = {"flags": [], "arms": ["A", "B"], "time": {"outside": outside}, "val_loss": {"reasons": []}}
+    monkeypatch.setattr(deciding.Raced, "against", against)
+    monkeypatch.setattr(deciding.Raced, "held_out_gain", lambda self: None)
+    assert raced.doubt() is None
+    against["flags"].append(effects.NOT_COUNTED)
+    assert raced.doubt().startswith("B spends 0.600 s more outside its own clock than A (95 % interval 0.500 to 0.700")
 
 
 def test_a_search_that_could_see_nothing_has_ended_and_decides_nothing_that_waited_for_it(tries, printed, monkeypatch):

@@ -642,6 +642,7 @@ def test_a_fetched_commit_and_settings_that_name_code_are_a_strangers_code_too(t
         (
             {"model": {"arch": "subprocess:Popen"}},
             {"model": {"layers": ["linear", "mine.py:Layer"]}},
+            {"model": {"layers": ["mine.py:Ünet"]}},
             {"script": {"command": ["sh", "evil.sh"]}},
             {"script": {"module": "evil"}},
         )

@@ -384,8 +384,6 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     own = tmp_path / "own.bin"
     own.write_bytes(b"own")
     (tmp_path / "own.txt").write_text("small")
-    (tmp_path / "own.lock").touch()
-    (tmp_path / "own.folder").mkdir()
     run = scripted.odd(tmp_path / "free", f"own_data,{own}", "track=free")
     assert script_doubts(run) == [] and faults(run["folder"]) == []
     assert run["data"] == {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
@@ -393,11 +391,11 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     rows = [row_of(run) | {"run_id": run_id} for run_id in "ab"]
     judgement = eligibility.judge(rows[:1], rows[1:])
     assert judgement.refusals == [] and "data-unknown" in judgement.flags
-    names = (str(tmp_path / name) for name in ("own.bin", "own.txt"))
-    states = {name: run["script"]["data_states"][private.redact(name, REPO)] for name in names}
-    assert [size for size, _ in states.values()] == [3, 5]  # also small ones
-    written = {Path(path).name for path in run["script"]["written"]}
-    assert written == {"own.out", "own.moved", "own.folder"}
+    states = [run["script"]["data_states"][private.redact(str(own.with_suffix(end)), REPO)] for end in (".bin", ".txt")]
+    assert [size for size, _ in states] == [3, 5]  # also of small ones
+    (tmp_path / "own.folder").mkdir()
+    moves = scripted.odd(tmp_path / "moves", f"own_data,{own}", "track=free")
+    assert {Path(path).name for path in moves["script"]["written"]} == {"own.out", "own.moved", "own.folder"}
     refused = script_doubts(scripted.odd(tmp_path / "nano", f"own_data,{own}"))
     assert any(doubt.startswith("it never opened the track's train shards") for doubt in refused)
     assert any("track=free" in doubt for doubt in refused)

@@ -451,7 +451,7 @@ def curve(loss, train_s):
     return [(step, train_s * step / 100, value) for step, value in zip(steps, losses)]
 
 
-def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
+def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False, more_outside=False):
     """Returns (loss verdict, time verdict) of a study of two equal arms, each with the luckiest of 8 trials.
 
     reuse: the cheat, the race's runs of B have the seed of the lucky trial and so its luck.
@@ -477,8 +477,19 @@ def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
             curves[f"{arm}{place}"] = curve(loss, train_s)
         arms.append(rows)
     race = verdict.compare_rows(*arms, plan={"n": n, "alpha": 0.025, "on": "loss"}, floor_pct=0.1)
+    race["more_outside"] = more_outside
     time_answer = same_loss.compared(arms, curves, 0.025, race, {"n": n, "on": "loss"})
     return race["answers"]["loss"]["verdict"], time_answer["verdict"]
+
+
+def test_who_spends_more_outside_its_own_clock_is_not_faster_to_the_same_loss(monkeypatch):
+    monkeypatch.setattr(effects, "secondary", lambda *args: {name: {} for name in effects.SECONDARY})
+    for b_faster, more_outside, expected in (
+        (2.0, False, "faster"),
+        (2.0, True, "inconclusive"),
+        (0.5, True, "slower"),
+    ):
+        assert answers(random.Random(1), b_faster=b_faster, more_outside=more_outside)[1] == expected
 
 
 @pytest.mark.slow

@@ -146,9 +146,8 @@ def main():
     if WHAT == "own_data":
         read(sys.argv[2])
         beside = sys.argv[2].removesuffix("bin")
+        read(beside + "txt")
         if os.path.isdir(beside + "folder"):
-            read(beside + "txt")
-            read(beside + "lock")
             open(beside + "out", "w").close()
             os.rename(beside + "folder", beside + "moved")
             os.makedirs(beside + "made", exist_ok=True)
