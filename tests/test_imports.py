@@ -62,7 +62,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_497,
-    "config": 3_342,
+    "config": 3_338,
     "machine": 4_700,
     "data": 1_669,
     "record": 7_542,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_044,
+    "tests": 58_056,
 }
 SLACK = 250
 

@@ -193,10 +193,9 @@ def test_a_package_that_is_a_link_is_watched_too(tmp_path):
 def test_packages_are_watched_wherever_an_interpreter_finds_them(tmp_path, what):
     packages, library = environment_in(tmp_path / "env"), tmp_path / "other/site-packages"
     for folder in (tmp_path / "prepared", packages / "net", library / "net"):  # the one that is moved is the oldest
-        folder.mkdir(parents=True)
+        (folder / "test").mkdir(parents=True)
         (folder / "a.py").write_text("")
-    (library / "net/test").mkdir()
-    (library / "net/test/b.py").write_text("")
+        (folder / "test/b.py").write_text("")
     (packages / "other.pth").write_text(f"{library}\n")
     python = str(tmp_path / "env/bin/python")
     (archive,) = (path for path in surroundings._installation(python).folders if path.endswith(".zip"))
