@@ -65,11 +65,11 @@ BUDGET = {
     "config": 3_338,
     "machine": 4_700,
     "data": 1_669,
-    "record": 7_542,
+    "record": 7_538,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_852,
-    "compare": 3_568,
+    "compare": 3_566,
     "launch": 7_449,
     "report": 4_694,
     "plans": 9_728,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_056,
+    "tests": 58_057,
 }
 SLACK = 250
 

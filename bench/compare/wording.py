@@ -32,8 +32,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the times would give a different verdict",
     effects.ONE_SIDED: "runs of one arm failed or are excluded, and not as many of the other, perhaps the bad ones",
-    effects.DISAGREE: "the runs' own clocks alone would give a verdict on the times of all steps, which the launcher's "
-    "clock does not confirm",
+    effects.DISAGREE: "the launcher's clock does not confirm the verdict that the runs' own clocks would give",
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still, or validates longer",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
     clocks.MORE_BESIDE: "the candidate takes longer before or after its clock, where it may have trained",
@@ -187,8 +186,8 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
     if loss["verdict"] == "waived":
         return f"{b}'s losses are bit-identical to {a}'s"
     if loss["p"] is None:
-        n = f"n = {loss['n'][0]} and {loss['n'][1]}"
-        return f"no verdict: the losses have no spread to judge by ({n} different seeds and trajectories)"
+        why = "no verdict: the losses have no spread to judge by (n = {} and {} different seeds and trajectories)"
+        return why.format(*loss["n"])
     if "not-at-a-planned-look" in comparison["flags"]:
         return _not_at_a_look(comparison)
     if loss["verdict"] == "unknown" and not comparison["comparable"]:
@@ -261,8 +260,7 @@ def _sentence_of_steps(comparison: Mapping[str, Any], verdict: str) -> str:
 
 
 def _not_at_a_look(comparison: Mapping[str, Any]) -> str:
-    looks = ", ".join(map(str, comparison["plan"]["looks"]))
-    started = " and ".join(map(str, comparison["started"]))
+    looks, started = ", ".join(map(str, comparison["plan"]["looks"])), " and ".join(map(str, comparison["started"]))
     return f"no verdict: {started} runs were started, but the plan looks at {looks} per arm"
 
 

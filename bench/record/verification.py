@@ -362,15 +362,11 @@ def the_source_is_kept(files: RunFiles, run: Record) -> tuple[bool, str]:
     """code/ has every source file that the script used, byte for byte as it ran."""
     script: Section = run.get("script") or {}
     used: Collection[str] = script["used"]
-    sha256_by_file = {name: script["sha256_by_file"][name] for name in used}
-    wrong = [
-        name
-        for name, sha256 in sha256_by_file.items()
-        if not name.startswith("script/")
-        or hashlib.sha256(plain_file.content(files.folder / "code" / name)).hexdigest() != sha256
-    ]
+    kept = (hashlib.sha256(plain_file.content(files.folder / "code" / name)).hexdigest() for name in used)
+    pairs = zip(used, kept, strict=True)
+    wrong = [n for n, sha256 in pairs if not n.startswith("script/") or sha256 != script["sha256_by_file"][n]]
     is_whole = f"script/{script['file']}" in used or "command" in script
-    return not wrong and is_whole, ", ".join(wrong) or f"{len(sha256_by_file)} files"
+    return not wrong and is_whole, ", ".join(wrong) or f"{len(used)} files"
 
 
 def the_claimed_time_fits_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, str]:
