@@ -364,13 +364,12 @@ def test_data_that_an_arm_reads_and_that_change_meanwhile_end_the_race_without_a
 
 READ = "/scratch/USER/a.txt"  # a file outside of the scripts' folders
 FILES = {  # {what happens: (states of A's first run, of its others, whether the race ends); a, b: when each began}
-    "it changed between two runs": (lambda a, b: {READ: [5, a + 50]},) * 2 + (True,),
+    "no run of B changed it": (lambda a, b: {READ: [5, a + 50]},) * 2 + (False,),
     "its own first run made it": (lambda a, b: {}, lambda a, b: {READ: [5, a + 1]}, False),
     "a run of B made it": (lambda a, b: {}, lambda a, b: {READ: [5, b + 1]}, True),
     "a run of B filled it": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [5, b + 1]}, True),
     "its own runs write it again": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [0, a + 1]}, False),
     "a run of B made it, and it is empty": (lambda a, b: {}, lambda a, b: {READ: [0, b + 1]}, True),
-    "it is a copy in work/": (lambda a, b: {"work/a.txt": [5, a + 50]},) * 2 + (False,),
     "a run of B moved its folder": (lambda a, b: {READ: [5, 7]},) * 2 + (True,),
     "a run of B removed it": (lambda a, b: {"/scratch/a.txt": [5, 7]},) * 2 + (True,),
 }
@@ -389,9 +388,9 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
             states = other if arm in began_s else first
             began_s.setdefault(arm, utc.seconds(run["started_at"]))
             found = states(began_s["A"], began_s.get("B", 0)) if arm == "A" else {}
-            data_states = {name: [size, round(changed_s * 1e9)] for name, (size, changed_s) in found.items()}
+            states_of = {name: [size, round(changed_s * 1e9)] for name, (size, changed_s) in found.items()}
             written = ["/scratch/USER"] if arm == "B" and what == "a run of B moved its folder" else []
-            run["script"] = {"data_states": data_states, "written": ["/scratch/USER/b.txt", *written]}
+            run["script"] = {"elsewhere": states_of, "written": ["/scratch/USER/b.txt", *written]}
 
         return add(*args, **facts | {"change": change})
 

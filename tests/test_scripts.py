@@ -391,11 +391,11 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     rows = [row_of(run) | {"run_id": run_id} for run_id in "ab"]
     judgement = eligibility.judge(rows[:1], rows[1:])
     assert judgement.refusals == [] and "data-unknown" in judgement.flags
-    states = [run["script"]["data_states"][private.redact(str(own.with_suffix(end)), REPO)] for end in (".bin", ".txt")]
-    assert [size for size, _ in states] == [3, 5]  # also of small ones
+    states = [run["script"]["elsewhere"][private.redact(str(own.with_suffix(end)), REPO)] for end in (".bin", ".txt")]
+    assert [size for size, _ in states] == [3, 5] and len(run["script"]["data_states"]) == 1  # also small ones
     (tmp_path / "own.folder").mkdir()
     moves = scripted.odd(tmp_path / "moves", f"own_data,{own}", "track=free")
-    assert {Path(path).name for path in moves["script"]["written"]} == {"own.out", "own.moved", "own.folder"}
+    assert {Path(path).name for path in moves["script"]["written"]} == {"own.out", "own.folder"}
     refused = script_doubts(scripted.odd(tmp_path / "nano", f"own_data,{own}"))
     assert any(doubt.startswith("it never opened the track's train shards") for doubt in refused)
     assert any("track=free" in doubt for doubt in refused)

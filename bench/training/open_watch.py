@@ -21,7 +21,7 @@ from typing import Any
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 AGAIN_NS = 100_000_000
 MAX_FILES, OTHERS = 100_000, "other files"  # all further ones are noted as one
-MADE = -1  # in place of the time of change: an empty folder, which changes nothing that others read
+REDIRECTED = re.compile(r">>?\s*([^\s'\"=<>|;&]+)")  # in a command: what it writes
 MUCH = 2**62  # bytes that stand for those of other files, and of a folder that is moved
 PACKAGES = ("site-packages", "dist-packages")
 SETTINGS = "/etc/"  # of the system: who writes there changes them for all
@@ -46,13 +46,13 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
     noted: dict[tuple[str, bool, bool], int] = {}  # {(true path, reads, writes): ns of its last line}
 
     def note(
-        name: Any, reads: bool, writes: bool, is_moved: bool = False, hides: bool = False, changed_ns: int = 0
+        name: Any, reads: bool, writes: bool, is_moved: bool = False, hides: bool = False, itself: bool = False
     ) -> None:
         named = os.path.abspath(os.fsdecode(name))
         if named.startswith(packages) and not (writes or hides):
             return
         real, status = os.path.realpath(named), None
-        if hides:  # a link itself, not what it names
+        if hides or itself:  # a link itself, not what it names
             real = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
         with contextlib.suppress(OSError):
             status = os.stat(real)
@@ -64,7 +64,7 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
         key, t_ns = (real, reads, writes), now_ns()
         if key in noted and (not named.endswith(DATA) or t_ns - noted[key] < AGAIN_NS):
             return
-        facts: dict[str, Any] = {"path": _utf8(named), "real": _utf8(real), "num_bytes": 0, "changed_ns": changed_ns}
+        facts: dict[str, Any] = {"path": _utf8(named), "real": _utf8(real), "num_bytes": 0, "changed_ns": 0}
         if status:
             facts.update(num_bytes=MUCH if is_folder else status.st_size, changed_ns=status.st_ctime_ns)
         if key not in noted and len(noted) >= MAX_FILES:
@@ -84,10 +84,15 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
                 note(args[1], False, True)
             elif event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn"):
                 arguments = args[:1] if event == "os.system" else args[1][1:]
-                for word in re.split(r"[\s'\"=<>|;&]+", " ".join(map(os.fsdecode, arguments))):
+                text = " ".join(map(os.fsdecode, arguments))
+                for word in REDIRECTED.findall(text):
+                    note(os.path.expanduser(word), False, True)
+                for word in re.split(r"[\s'\"=<>|;&]+", REDIRECTED.sub(" ", text)):
                     note(word, True, False)
-            elif event == "os.mkdir":
-                note(args[0], False, True, changed_ns=MADE)
+            elif event == "os.mkdir" and not os.path.exists(args[0]):
+                note(args[0], False, True)
+            elif event == "os.remove" and args[1] == -1:
+                note(args[0], False, True, itself=True)
             elif event in ("os.symlink", "os.setxattr", "os.utime"):  # which may hold data where no file is opened
                 note(args[event == "os.symlink"], False, False, hides=True)
             elif event in ("import", "ctypes.dlopen"):  # of a compiled module, or of a library

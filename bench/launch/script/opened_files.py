@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from bench.launch.prepare import Job
 from bench.launch.script import work_folder
 from bench.record import race_folder
 from bench.record.step_files import StepRow
-from bench.training.open_watch import MADE, MUCH
+from bench.training.open_watch import MUCH
 
 MAX_SHOWN = 200
 READER_LATE_TIMES = 3.0  # margin for the estimate of a reader's delay (assumed; 1.0 accused one run in 94)
@@ -47,9 +47,12 @@ class OpenedFiles:
         self._data = opened.without_small(read)
         self.read = [opened.source_of(note["real"]) for note in notes if note["reads"]]
         self.are_fixed = opened.fixes_data(job)
+        others = [note for note in read if note["real"].startswith(self._own) or self.are_fixed]
+        self._stated = [*self._data, *(note for note in others if note not in self._data)]
         written = {note["real"] for note in notes if note["writes"]}  # an empty file that it only reads may be a switch
-        empty = {n["real"]: n for n in notes if n["reads"] and not n["num_bytes"] and n["real"] not in written}
-        self._stated = [*self._data, *(note for note in read if note not in self._data), *empty.values()]
+        empty = {n["real"]: n for n in notes if n["reads"] and not n["num_bytes"]}.values()
+        outside = (note for note in [*read, *empty] if not note["real"].startswith(self._own))
+        self._elsewhere = [note for note in outside if note["real"] not in written]
         # true if its track fixes no data and it opened none of the track's
         self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}
 
@@ -59,23 +62,26 @@ class OpenedFiles:
         return sorted(shards | set(map(self._name, self._data)))[:MAX_SHOWN]
 
     def states(self) -> dict[str, list[int]]:
-        """Returns {name: [size in bytes, ns of its last change]} of the files that it read, other than the track's.
+        """Returns {name: [size in bytes, ns of its last change]} of the data files that are not the track's, and of
+        small files beside the script; if the track fixes the data, of all of the user's."""
+        return self._states_of(self._stated)
 
-        Those elsewhere that are gone at the end, as temporary ones, and all elsewhere in a sandbox are omitted.
+    def elsewhere(self) -> dict[str, list[int]]:
+        """Returns the same of files outside of its folders that it read and did not write, and that are still there.
+
+        In a sandbox there are none.
         """
-        lasting = (
-            note
-            for note in self._stated
-            if note["real"].startswith(self._own) or (not self._is_confined and os.path.exists(note["real"]))
-        )
-        notes = {self._name(note): note for note in itertools.islice(lasting, work_folder.MAX_LISTED)}
-        return {name: [note["num_bytes"], note["changed_ns"]] for name, note in notes.items()}
+        return {} if self._is_confined else self._states_of(n for n in self._elsewhere if os.path.exists(n["real"]))
+
+    def _states_of(self, notes: Iterable[Opened]) -> dict[str, list[int]]:
+        listed = {self._name(note): note for note in itertools.islice(notes, work_folder.MAX_LISTED)}
+        return {name: [note["num_bytes"], note["changed_ns"]] for name, note in listed.items()}
 
     def written(self) -> list[str]:
-        """Returns the names of what it wrote, moved or linked outside of its own folders, by both paths."""
-        kept = (note for note in self._notes if note["changed_ns"] != MADE)
-        notes = [note for note in kept if note["writes"] or note["hides"] or note["num_bytes"] == MUCH]
-        paths = {path for note in notes for path in (note["path"], note["real"])}
+        """Returns the names of what it wrote, moved, linked or removed outside of its own folders, by both paths."""
+        notes = (note for note in self._notes if note["writes"] or note["hides"] or note["num_bytes"] == MUCH)
+        kept = [note for note in notes if not self._is_confined and _may_be_written(note)]
+        paths = {path for note in kept for path in (note["path"], note["real"])}
         outside = (path for path in sorted(paths) if not f"{path}/".startswith((*self._own, f"{self._work}/")))
         return [self._shared(path) for path in outside][: work_folder.MAX_LISTED]
 
@@ -153,6 +159,13 @@ class OpenedFiles:
         return path
 
 
+def _may_be_written(note: Opened) -> bool:
+    """Returns whether a note of writing can be true: it is made before the attempt, which may fail."""
+    if note["is_new"] and (os.path.isdir(note["real"]) or not os.path.lexists(note["real"])):
+        return False  # an empty folder changes nothing that others read
+    return os.access(note["real"] if os.path.exists(note["real"]) else os.path.dirname(note["real"]), os.W_OK)
+
+
 def changed_since(run: Mapping[str, Any], job: Job) -> Iterator[str]:
     """Yields the names of files that a script read, other than its sources, that have changed since."""
     script, of_rev = job.script, job.config.script is not None and job.config.script.rev is not None
@@ -163,6 +176,5 @@ def changed_since(run: Mapping[str, Any], job: Job) -> Iterator[str]:
         if not is_beside or path.is_symlink() or not of_rev:  # others of a revision are the commit's
             if work_folder.REDACTED.search(name):
                 continue
-            now = work_folder.state_of(path)
-            if now is None or not work_folder.is_same_state(seen, now):
+            if seen != work_folder.state_of(path):
                 yield name

@@ -92,7 +92,8 @@ def write(
     opened = OpenedFiles(folder, job, noted(folder, num_ranks), work_shards)
     used = work_folder.keep_used(folder, script, opened.read)
     run["script"] |= {"dialect": shown, "num_unkept_lines": output.num_unkept_lines, "opened": opened.names()}
-    run["script"] |= {"used": used, "data_states": opened.states(), "written": opened.written()}
+    run["script"] |= {"used": used, "data_states": opened.states()}
+    run["script"] |= {"elsewhere": opened.elsewhere(), "written": opened.written()}
     printed = read(dialect, output.lines, goal)
     if printed is None:
         _write_result(folder, facts, {}, [], telemetry_of([]), {})

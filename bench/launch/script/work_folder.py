@@ -138,11 +138,6 @@ def state_of(path: Path) -> list[int] | None:
     return None
 
 
-def is_same_state(state: list[int], other: list[int]) -> bool:
-    """Returns whether two states are of the same content; locks are empty, and are written again by each run."""
-    return state == other or state[0] == other[0] == 0
-
-
 def without_held_out(shards: Sequence[ShardFile], num_kept: int, is_padded: bool = True) -> list[Path]:
     """Returns shards of the same sizes in which only the first num_kept tokens are real; what follows repeats these.
 

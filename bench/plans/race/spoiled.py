@@ -12,7 +12,7 @@ from bench.machine import surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
-from bench.training.open_watch import DATA, SETTINGS
+from bench.training.open_watch import SETTINGS
 
 
 def forged(race: State, known: set[surroundings.Bytecode]) -> str | None:
@@ -58,53 +58,44 @@ class _Files(NamedTuple):
     """The files that a run of a script read, and those elsewhere that it wrote."""
 
     window_s: tuple[float, float]  # when it started and ended, or was last seen, as time.time() gives it
-    read: dict[str, list[int]]  # {name: state} of "data_states"
+    data: dict[str, list[int]]  # {name: state} of its data, and of what lies beside it
+    elsewhere: dict[str, list[int]]  # of all files that lie elsewhere and that it did not write itself
     written: tuple[str, ...]  # each with a slash at its end
 
 
 def _changed_file(race: State, arm: str) -> str | None:
-    """Returns "FILE, which ARM reads" for a file that changed since the plan, or between two runs; None if none did.
+    """Returns "FILE, which ARM reads" for a file that a run of another arm changed, or data that anything changed.
 
-    Of files outside of the scripts' folders it may be the arm's own runs that make one, as with a cache, or change one
-    that is no data.  arm: that of the last run; what the others read is still as they found it.
+    arm: that of the last run; earlier runs have been looked at.
     """
     runs_of = {name: list(_runs(race, name)) for name in race.plan["arms"]}
-    windows_s, states = list[tuple[float, float]](), dict[str, list[int]]()
-    for run in runs_of[arm]:
-        windows_s.append(run.window_s)
-        for name, found in run.read.items():
-            is_late = _is_outside(name) and _changed_meanwhile(race, found, windows_s)
-            is_same = work_folder.is_same_state(states.setdefault(name, found), found)
-            its_own = _is_outside(name) and not name.endswith(DATA)  # such as a log that each of its runs appends to
-            if is_late or not (is_same or its_own):
-                return f"{name}, which {arm} reads"
+    if not runs_of[arm]:
+        return None
+    last, states = runs_of[arm][-1], dict[str, list[int]]()
+    for name, found in ((name, found) for run in runs_of[arm] for name, found in run.data.items()):
+        if states.setdefault(name, found) != found:
+            return f"{name}, which {arm} reads"
+    if of_system := next((path for path in last.written if path.startswith(SETTINGS)), None):
+        return f"{of_system[:-1]}, which {arm} wrote"
     for other in runs_of.keys() - {arm}:
-        for reader, writer in ((arm, other), (other, arm)):  # also what is moved, whose time stays
-            written = tuple({path for run in runs_of[writer] for path in run.written})
-            if of_system := next((path for path in written if path.startswith(SETTINGS)), None):
-                return f"{of_system[:-1]}, which {writer} wrote"
-            for name in {name for run in runs_of[reader] for name in run.read}:
-                if f"{name}/".startswith(written):
-                    return f"{name}, which {reader} reads"
-        for name, found in runs_of[other][-1].read.items() if runs_of[other] else ():
-            if _is_outside(name) and not work_folder.REDACTED.search(name):
+        windows_s = [run.window_s for run in runs_of[other]]
+        written = tuple({path for run in runs_of[other] for path in run.written})
+        for name, (_, changed_ns) in last.elsewhere.items():
+            if _is_below(name, written) or any(start_s <= changed_ns / 1e9 <= end_s for start_s, end_s in windows_s):
+                return f"{name}, which {arm} reads"
+        for name in sorted({name for run in runs_of[other] for name in run.elsewhere}):
+            if _is_below(name, last.written):
+                return f"{name}, which {other} reads"
+        for name in runs_of[other][-1].elsewhere if runs_of[other] else ():
+            if not work_folder.REDACTED.search(name):
                 now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))
-                own_s = [run.window_s for run in runs_of[other]]
-                is_own = now is not None and not _changed_meanwhile(race, now, own_s)
-                if now is None or not (is_own or work_folder.is_same_state(now, found)):
+                if now is None or last.window_s[0] <= now[1] / 1e9 <= last.window_s[1]:
                     return f"{name}, which {other} reads"
     return None
 
 
-def _is_outside(name: str) -> bool:
-    return not name.startswith(f"{work_folder.WORK}/")
-
-
-def _changed_meanwhile(race: State, state: Sequence[int], windows_s: Sequence[tuple[float, float]]) -> bool:
-    """Returns whether a file was changed since the plan, but not within these (start, end) of runs."""
-    changed_s = state[1] / 1e9
-    is_own = any(start_s <= changed_s <= end_s for start_s, end_s in windows_s)
-    return changed_s > utc.seconds(race.plan["made_at"]) and not is_own
+def _is_below(name: str, paths: tuple[str, ...]) -> bool:
+    return f"{name}/".startswith(paths)
 
 
 def _runs(race: State, arm: str) -> Iterator[_Files]:
@@ -114,8 +105,9 @@ def _runs(race: State, arm: str) -> Iterator[_Files]:
         if known is None and (run := arm_process.record_of(race.results, name)):
             script, start_s = run.get("script") or {}, utc.seconds(run["started_at"]) - surroundings.FILE_TIME_S
             end_s = utc.seconds(run["ended_at"] or run["heartbeat_at"] or run["started_at"])
-            written = tuple(f"{path}/" for path in script.get("written", ()))
-            known = _Files((start_s, end_s), script.get("data_states") or {}, written)
+            written = tuple(f"{path}/" for path in script.get("written") or ())
+            files = script.get("data_states") or {}, script.get("elsewhere") or {}
+            known = _Files((start_s, end_s), *files, written)
             if run["ended_at"]:
                 _known[race.results, name] = known
         if known is not None:
