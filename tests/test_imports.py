@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_497,
-    "config": 3_338,
-    "machine": 4_700,
+    "base": 2_509,
+    "config": 3_342,
+    "machine": 4_706,
     "data": 1_669,
     "record": 7_538,
     "web": 1_149,
     "analysis": 8_282,
-    "training": 8_852,
+    "training": 8_857,
     "compare": 3_566,
-    "launch": 7_449,
+    "launch": 7_460,
     "report": 4_694,
-    "plans": 9_728,
+    "plans": 9_721,
     "claims": 3_445,
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_057,
+    "tests": 58_054,
 }
 SLACK = 250
 

@@ -98,7 +98,7 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
     [
         (["script.module=scripts.base_train"], "script.module=scripts.base_train: give script.root=DIR"),
         (["script.root=ROOT"], "there is no script: give script=PATH/train_gpt.py, or script.root=DIR with"),
-        (["script.root=EMPTY", "script.command=true"], "script.root=EMPTY: it has no source, by which two versions"),
+        (["script.root=EMPTY", "script.command=true"], "script.root=EMPTY: no source is in it, by which versions"),
         (["script.root=ROOT/none", "script.module=a"], "there is no such folder: give the program's repository"),
         (["script.root=ROOT", "script.module=scripts.other"], "script.root=ROOT has no file scripts/other.py"),
         (["script.root=ROOT", "script=other.py"], "script=other.py: script.root=ROOT has no file other.py"),
@@ -138,7 +138,10 @@ def test_an_interpreter_that_the_repository_has_is_not_taken_for_its_users(tmp_p
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     settings = ["track=free", f"script.root={tmp_path}", "script=train.py"]
     assert compose_script(settings).python == str(tmp_path / ".venv/bin/python")
-    real_runs.git(tmp_path, "add", "-f", ".venv")
+    real_runs.git(tmp_path, "add", "-f", ".venv", "train.py")
+    real_runs.git(tmp_path, "commit", "-qm", "an environment")
+    assert compose_script(settings).python == str(tmp_path / ".venv/bin/python")  # no other revision
+    settings.append("script.rev=HEAD")
     with pytest.raises(ValueError, match=r"/.venv is part of its repository: give an interpreter that is not"):
         compose_script(settings)
     assert compose_script([*settings, f"script.python={sys.executable}"]).python == sys.executable

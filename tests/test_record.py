@@ -389,8 +389,11 @@ def test_private_paths_and_names_are_taken_out(text, clean):
     ],
 )
 def test_the_users_name_is_taken_out_as_a_word_and_within_the_names_of_folders(text, clean):
-    assert private.redact(text, "/repo", home="/home/zelda", user="zelda", host="gpu-box7") == clean
-    assert private.redact("master zelda", "/repo", home="/home/master", user="master", host="h") == "master zelda"
+    who = {"home": "/home/zelda", "user": "zelda", "host": "gpu-box7"}
+    assert private.redact(text, "/repo", **who, is_prose=True) == clean
+    assert private.redact("--optimizer zelda", "/repo", **who) == "--optimizer zelda"  # a setting
+    master = {"home": "/home/master", "user": "master", "host": "gpu-box7"}
+    assert private.redact("master x", "/repo", **master, is_prose=True) == "master x"
 
 
 def test_a_home_that_is_not_ascii_is_taken_out_in_each_of_pythons_spellings():

@@ -187,9 +187,7 @@ def test_a_package_that_is_a_link_is_watched_too(tmp_path):
     assert [name for name in after if after[name] != before[name]] == [f"the Python code in {packages}"]
 
 
-@pytest.mark.parametrize(
-    "what", ["a zip before the library", "a folder that a .pth names", "a folder that is moved", "tests of a package"]
-)
+@pytest.mark.parametrize("what", ["a folder that a .pth names", "a folder that is moved", "tests of a package"])
 def test_packages_are_watched_wherever_an_interpreter_finds_them(tmp_path, what):
     packages, library = environment_in(tmp_path / "env"), tmp_path / "other/site-packages"
     for folder in (tmp_path / "prepared", packages / "net", library / "net"):  # the one that is moved is the oldest
@@ -199,7 +197,9 @@ def test_packages_are_watched_wherever_an_interpreter_finds_them(tmp_path, what)
     (library / "newest.py").write_text("")
     (packages / "other.pth").write_text(f"{library}\n")
     python = str(tmp_path / "env/bin/python")
-    (archive,) = (path for path in surroundings._installation(python).folders if path.endswith(".zip"))
+    assert any(path.endswith(".zip") for path in surroundings._installation(python).folders)  # before the library
+    (tmp_path / "python.zip").write_bytes(b"")
+    assert surroundings._state_of_code(str(tmp_path / "python.zip"))[0] == 1
     before = surroundings.python_code([python])
     expected = library
     if what == "tests of a package":
@@ -209,15 +209,7 @@ def test_packages_are_watched_wherever_an_interpreter_finds_them(tmp_path, what)
     elif what == "a folder that is moved":
         (library / "net").rename(tmp_path / "away")
         (tmp_path / "prepared").rename(library / "net")
-    else:
-        expected = Path(archive)
-        if not os.access(expected.parent, os.W_OK) or expected.exists():
-            pytest.skip(f"{expected} cannot be written")
-        expected.write_bytes(b"")
-    try:
-        after = surroundings.python_code([python])
-    finally:
-        Path(archive).unlink(missing_ok=True) if expected == Path(archive) else None
+    after = surroundings.python_code([python])
     shown = private.redact(str(expected), REPO)
     assert [name for name in after if after[name] != before[name]] == [f"the Python code in {shown}"]
 

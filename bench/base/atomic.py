@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from bench.base.reading import json_file, plain_file
 from bench.base.units import KIB
 
+MAX_LINKS = 40  # as Linux follows
 RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
 LOOK_EVERY_S = 0.02  # how often a process that waits for a lock tries to take it
@@ -40,8 +41,12 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     ValueError if the file cannot be written or belongs to a record (see refuse_record), for what is no file elsewhere,
     and for a page that would replace anything but a page.
     """
-    while path.is_symlink() and path.exists() and not _is_descriptor(path):  # what it leads to is written, as by >
+    for _ in range(MAX_LINKS):  # what a link leads to is written, as by >
+        if not path.is_symlink() or _is_descriptor(path):
+            break
         path = path.parent / os.readlink(path)
+    else:
+        raise ValueError(f"{option} {path}: is a loop of links; name another path")
     in_dev = Path(os.path.abspath(path)).parts[:2] == ("/", "dev")
     is_device = path.exists() and not path.is_dir() and (_is_descriptor(path) or (in_dev and not path.is_file()))
     refuse_record(path, option)

@@ -79,13 +79,19 @@ def _secret() -> bytes:
 
 
 def redact(
-    text: str, repo: Path | str, home: str | None = None, user: str | None = None, host: str | None = None
+    text: str,
+    repo: Path | str,
+    home: str | None = None,
+    user: str | None = None,
+    host: str | None = None,
+    is_prose: bool = False,
 ) -> str:
     """Removes credentials, private paths and names: the repository becomes ".", home "~", user USER, host HOST.
 
     The user's name is replaced in paths, before an @ and where programs use it (torchinductor_USER); the host's name
     anywhere, with its domain.  A host with an ordinary (ORDINARY) or short name is replaced only where the text marks
-    it as a host: root@train, https://train.  home, user, host: None means those of this process.
+    it as a host: root@train, https://train.  home, user, host: None means those of this process.  is_prose: the text is
+    no setting or command, so that the user's name is taken out as a word of its own too.
     """
     for root in copy_roots():
         if str(root) in text:  # the path of a copy of the code becomes what the repository's path becomes
@@ -100,6 +106,8 @@ def redact(
     for name in {*users} - {"", "root"}:
         if name in text:
             text = _user(name).sub("USER", text)
+            if is_prose and len(name) > 3 and name.lower() not in ORDINARY:
+                text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w./-])", "USER", text)
     lower = text.lower()
     for name in _hosts() if host is None else [host]:
         if name and name.partition(".")[0].lower() in lower:
@@ -126,9 +134,8 @@ def _user(name: str) -> re.Pattern[str]:
     text = re.escape(name)
     before, after = r"(?:(?<=/)|(?<=~)|(?<=torchinductor_)|(?<=-of-))", r"(?:(?![\w.-])|(?=[._-]\d+(?![\w.-])))"
     pattern = rf"{before}{text}{after}|(?<![\w./-]){text}(?=@[\w.-])"
-    if len(name) > 3 and name.lower() not in ORDINARY:  # also as a word of its own, and within a folder's name
-        within = rf"(?<=/){text}(?=[._-][\w.-]*/)|(?<=[._-]){text}(?=(?:[._-][\w.-]*)?/)"
-        pattern += rf"|(?<![\w./-]){text}(?![\w./-])|{within}"
+    if len(name) > 3 and name.lower() not in ORDINARY:  # also within a folder's name
+        pattern += rf"|(?<=/){text}(?=[._-][\w.-]*/)|(?<=[._-]){text}(?=(?:[._-][\w.-]*)?/)"
     return re.compile(pattern)
 
 
@@ -206,8 +213,8 @@ def redact_logs(folder: Path, repo: Path | str) -> None:
 def _redacted(block: bytes, repo: Path | str) -> bytes:
     """Redacts what of a block is UTF-8 and keeps other bytes, and colours unless they are within what is private."""
     text = block.decode(errors="surrogateescape")
-    clean = redact(text, repo)
-    if COLOUR.search(clean) and (plain := redact(COLOUR.sub("", text), repo)) != COLOUR.sub("", clean):
+    clean = redact(text, repo, is_prose=True)
+    if COLOUR.search(clean) and (plain := redact(COLOUR.sub("", text), repo, is_prose=True)) != COLOUR.sub("", clean):
         clean = plain
     return clean.encode(errors="surrogateescape")
 

@@ -97,16 +97,15 @@ def _extra(arms: Arms) -> stats.Welch:
     """
     off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
     shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
-    a_s, b_s = (stats.mean([_step_s(row) for row in rows if row["train_s"] is not None]) for rows in arms)
+    has_steps = all(row.get("num_steps") for rows in arms for row in rows)  # within a budget all train as long
+    a_s, b_s = (
+        stats.mean([(row["train_s"] or 0.0) / ((has_steps and row["num_steps"]) or 1) for row in rows]) for rows in arms
+    )
     steps_ratio, start_ratio = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
     pace = max(1.0, min(max(steps_ratio, start_ratio), MAX_VALIDATION_RATIO * min(steps_ratio, start_ratio)))
     a_num, b_num = (stats.mean([row.get("num_scores") or 1 for row in rows]) for rows in arms)
     pace *= max(1.0, min(b_num / a_num, 1.0 / steps_ratio))  # within a budget: of more steps, more validations
     return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
-
-
-def _step_s(row: Row) -> float:
-    return (row["train_s"] or 0.0) / (row.get("num_steps") or 1)  # within a budget all train as long
 
 
 def spends_more_beside(arms: Arms) -> bool:

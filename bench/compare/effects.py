@@ -277,7 +277,7 @@ def val_loss(
         refused.append(f"the goals are of different metrics ({', '.join(shown)})")
     refused += ["the budgets differ"] * (len({row.get("budget") for row in complete}) > 1)
     refused += eligibility.unequal_luck(arms[0], arms[1], names)
-    unjudged = refused or answer.loss_refusals
+    unjudged = refused or (answer.loss_refusals and not force)
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
     values = [[metric.sign * score for score in target.mean_losses(group)] for group in groups]  # lower is better
     if design is not None and not design.is_sequential:

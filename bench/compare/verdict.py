@@ -161,7 +161,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     loss_by = target_val_loss, target.p_value_of(track), margin
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
     time = effects.time(counted, *judged_by)
-    more_outside = effects.spends_more_outside(time)
+    is_one_session = len({row.get("session_id") for rows in arms for row in rows}) == 1  # else disks may differ too
+    more_outside = (shown or is_one_session) and effects.spends_more_outside(time)
     if not shown:
         time = effects.time([[], []], *judged_by) | {"outside": clocks.without_times(time["outside"])}
     comparison: Comparison = {

@@ -28,9 +28,11 @@ CLASS = "class"  # the setting that names the class of a user's own instrument
 KERNELS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")  # sources that a Python file may build and load
 SCRIPT_MAIN = ":__main__"  # PATH:__main__ names a script, as PATH:NAME names a class
 WITHIN = "/./"  # ROOT/./FILE:__main__ names a script with all the code below ROOT (script.root)
-OTHERS = (".jl", ".r", ".R", ".rs", ".go", ".lua", ".mojo", ".zig", ".java", ".js", ".swift")  # of script.command
-SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", *OTHERS, ".sh")
-PROGRAMS = tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # shell files may hold secrets: export KEY=...
+SUFFIXES: tuple[str, ...] = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", ".sh")
+# of a program that is no Python file
+OTHERS: tuple[str, ...] = (".jl", ".r", ".R", ".rs", ".go", ".lua", ".mojo", ".zig", ".java", ".js", ".ts", ".swift")
+OTHERS += (".pl", ".rb", ".hs", ".f90", ".m", ".cs", ".kt", ".ml", ".scala", ".cl", ".metal", ".pyx")
+PROGRAMS = OTHERS + tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # shell files may hold secrets
 TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: perhaps its settings
 # Folders of outputs and environments: neither part of the identity nor linked.
 OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")
@@ -47,7 +49,8 @@ EXCLUDED = (
     f"files but {', '.join(SUFFIXES)} (and {', '.join(TEXTS)} beside the script), of more than {MAX_BYTES} bytes, "
     f"the {MAX_FILES + 1}th and later ones, folders deeper than {MAX_DEPTH}, {_FOLDERS}"
 )
-EXCLUDED_BELOW_ROOT = f"files but {', '.join(SUFFIXES + TEXTS)}, of more than {MAX_BYTES} bytes, {_FOLDERS}"
+_BELOW_ROOT = f"{', '.join(SUFFIXES + TEXTS)} (for a program that is no Python file {', '.join(OTHERS)} too)"
+EXCLUDED_BELOW_ROOT = f"files but {_BELOW_ROOT}, of more than {MAX_BYTES} bytes, {_FOLDERS}"
 
 
 def is_import_path(name: Any) -> bool:
@@ -296,6 +299,7 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
         is_deep = not is_root and len(below.parts) >= MAX_DEPTH
         folders[:] = sorted(name for name in folders if not is_deep and is_searched(Path(parent, name)))
         suffixes = SUFFIXES if below.parts and not is_root else SUFFIXES + TEXTS
+        suffixes += OTHERS if is_root and not name.endswith(".py") else ()
         for file in sorted(names):
             path = Path(parent, file)
             is_linked = is_revision and path.is_symlink() and os.path.isabs(os.readlink(path))

@@ -184,7 +184,7 @@ OF_ENVIRONMENT = ("bin", "include", "lib", "lib64", "pyvenv.cfg")
 
 
 def python_files(python: str) -> list[str]:
-    """Returns what an interpreter reads: the folders of its environment and its base, and links on the way.
+    """Returns what an interpreter reads: folders of its environment, that of its base, and links on the way.
 
     Such a link may lie in ~/.local/bin, whose neighbours hold keyrings, so only the link itself is passed on.  So is an
     interpreter whose folder has no standard library: a stranger's links may lead to one of the user's folders.
@@ -198,7 +198,9 @@ def python_files(python: str) -> list[str]:
             paths.add(path)
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     base = os.path.dirname(os.path.dirname(path))
-    paths.add(base if any(Path(base).glob("lib*/python*/os.py")) else path)
+    if os.path.isfile(f"{base}/pyvenv.cfg"):  # with a copy of the interpreter
+        paths |= {os.path.join(base, name) for name in OF_ENVIRONMENT}
+    paths.add(base if any(Path(base).glob("lib*/*/os.py")) else path)
     whole = {"/", os.path.realpath(os.path.expanduser("~")), *map(os.path.realpath, SYSTEM)}
     return sorted(path for path in paths if os.path.exists(path) and os.path.realpath(path) not in whole)
 

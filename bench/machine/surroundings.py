@@ -26,7 +26,7 @@ PYCACHE = "__pycache__"
 APART = (PYCACHE, "site-packages")  # folders that are looked at by themselves
 TESTS = "test"  # the standard library's own, which no run imports
 BYTECODE = re.compile(r"\.([^.]+)(\.opt-\d)?\.pyc$")
-ANSWER_S = 60.0  # for an interpreter to start and to compile what is new
+ANSWER_S, BATCH = 60.0, 500  # for an interpreter to start, and to compile so many sources
 CHECK = Path(bytecode.__file__).read_text()
 ASK = """
 import json, os, site, sys, sysconfig
@@ -36,6 +36,7 @@ found += [site.getusersitepackages(), *site.getsitepackages()]
 print(json.dumps([sys.implementation.cache_tag, sorted(set(found))]))
 """  # what a .pth adds besides is noted where it is read: see bench/training/open_watch.py
 Bytecode = tuple[str, int, int]  # path, inode, ns of the last change
+VERSION = "2:"  # begins python_sha256(), as another version of this program hashes other facts
 FILE_TIME_S = 0.02  # by which a file system's clock may lag behind
 
 
@@ -70,7 +71,7 @@ def python_code(pythons: Iterable[str] = ()) -> dict[str, list[int]]:
 
 def python_sha256(pythons: Iterable[str] = ()) -> str:
     """Returns a hash of python_code(), to be compared after an interrupt."""
-    return hashlib.sha256(json.dumps(python_code(pythons), sort_keys=True).encode()).hexdigest()
+    return VERSION + hashlib.sha256(json.dumps(python_code(pythons), sort_keys=True).encode()).hexdigest()
 
 
 def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[Bytecode]) -> str | None:
@@ -101,11 +102,14 @@ def forged_bytecode(pythons: Iterable[str], since_s: float, known: set[Bytecode]
 
 def _forged(python: str, paths: Sequence[str]) -> list[str]:
     """Returns those paths of bytecode that are not their source's, by an interpreter that reads no bytecode itself."""
-    if not paths:
-        return []
-    without = ("-I", "-S", "-B", "-X", f"pycache_prefix={os.devnull}")
-    answer = _answer([python, *without, "-c", CHECK], json.dumps(paths))
-    return list(paths) if answer is None else answer
+    without, forged = ("-I", "-S", "-B", "-X", f"pycache_prefix={os.devnull}"), list[str]()
+    for at in range(0, len(paths), BATCH):
+        answer = _answer([python, *without, "-c", CHECK], json.dumps(paths[at : at + BATCH]))
+        if answer is None:
+            why = f"it did not compare the bytecode that runs wrote with its sources in {ANSWER_S:g} s"
+            raise ValueError(f"{private.redact(python, REPO)}: {why}: race again")
+        forged += answer
+    return forged
 
 
 class Installation(NamedTuple):

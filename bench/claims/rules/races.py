@@ -163,7 +163,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
                 theirs, ours = _last_failing(claim, state), claim.decision["step"]
                 is_better = theirs is not None and ours is not None and ours <= theirs
                 sentence = f"it reaches the target at step {ours}; its baseline had not at step {theirs}"
-            if effects.spends_more_outside(again["time"]):
+            if again["more_outside"]:
                 is_better, sentence = False, f"{sentence}, which are not counted: {wording.extra_sentence(again)}"
         if race.race_id in last and (doubt := _forgotten_races(claim, race, state, reported, last)):
             return False, f"{race.race_id}: {doubt}"

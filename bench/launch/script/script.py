@@ -34,6 +34,7 @@ INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing 
 OUTSIDE = {"instruments": {*INSTRUMENTS}, "profile": {"modded", "null", "window"}}
 DATA = "data/fineweb10B"
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+SET_UP = ("setup.py", "conf.py", "conftest.py")  # which read documentation, and which no training run starts
 DOCUMENTATION = (".md", ".rst")  # files that no program is expected to read, unless its source names them
 TIMING_PROTOCOL = {
     "id": "script-1",
@@ -166,7 +167,8 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     lines = dialect, dialect_file
     script = Script(typed, own, settings.module, command, torchrun, python, args, env, *lines, data, *flags)
     if not script.sources:
-        raise ValueError(f"script.root={settings.root}: it has no source, by which two versions would be told apart")
+        remedy = "put a .sh there that starts it"
+        raise ValueError(f"script.root={settings.root}: no source is in it, by which versions would differ: {remedy}")
     if script.sandbox:
         _check_sandbox(config, script)
     if is_rooted:
@@ -279,13 +281,14 @@ def content_sha256(root: Path) -> str:
     """Returns a hash of all files in a folder of checked_out(), except documentation: of links, where they lead, and of
     Python sources, what remains without comments and docstrings.
 
-    Documentation that a Python source names counts.
+    Documentation counts that a Python source names which is none of SET_UP.
     """
     digest, paths = hashlib.sha256(), sorted(path for path in root.rglob("*") if path.is_symlink() or path.is_file())
     sources = {path: path.read_bytes() for path in paths if path.suffix == ".py" and not path.is_symlink()}
     for path in paths:
         is_documentation = not path.is_symlink() and path.name.lower().endswith(DOCUMENTATION)
-        if not is_documentation or any(os.fsencode(path.name) in source for source in sources.values()):
+        readers = (text for at, text in sources.items() if at.name not in SET_UP)
+        if not is_documentation or any(os.fsencode(path.name) in text for text in readers):
             content = os.fsencode(os.readlink(path)) if path.is_symlink() else sources.get(path) or path.read_bytes()
             content = code_state.normalised(content) if path in sources else content
             digest.update(os.fsencode(path.relative_to(root)) + b"\0" + hashlib.sha256(content).digest())

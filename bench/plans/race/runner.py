@@ -167,7 +167,8 @@ def series_of(design: Mapping[str, Any], num_done: int = 0, live: bool = True) -
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
     pythons, arms = arm_process.pythons_of(race.arms), race.arms
-    if race.plan.get("python_sha256") not in (None, surroundings.python_sha256(pythons)):  # after an interrupt
+    planned = race.plan.get("python_sha256") or ""  # compared after an interrupt
+    if planned.startswith(surroundings.VERSION) and planned != surroundings.python_sha256(pythons):
         raise ValueError(f"{race.race_id}: the installed Python code changed since it was planned: begin a new race")
     before, bytecode = surroundings.facts(pythons), set[surroundings.Bytecode]()
     ended = [slot for slot in race.slots if slot.is_done]

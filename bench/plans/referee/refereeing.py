@@ -183,7 +183,7 @@ def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> 
     except ValueError:  # which leaves no gap in the numbers
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    about, note = (private.redact(text, REPO) for text in (" ".join(arguments), note))  # pages and others read them
+    about, note = private.redact(" ".join(arguments), REPO), private.redact(note, REPO, is_prose=True)
     facts = {"submission": number, "author": author, "note": note, "about": about, "arm": arm}
     return searches.append(search, "submitted", **facts), number
 
