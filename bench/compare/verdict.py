@@ -301,11 +301,10 @@ def _decide(comparison: Comparison) -> None:
         or loss["below_target"] == [False, True]
         or steps_answer == "better"
     )
-    more_outside = comparison.get("more_outside", effects.spends_more_outside(comparison["time"]))  # older: no such key
     flags = {
         DEPENDS: time_all is not None and _time_answer(comparison, time_all) != on_time,
         effects.DISAGREE: clocks_disagree(comparison["time"]) and comparison["comparable"],
-        effects.NOT_COUNTED: is_lower and more_outside,  # B may have trained outside its clock
+        effects.NOT_COUNTED: is_lower and comparison["more_outside"],  # B may have trained outside its clock
     }
     comparison["flags"] = [flag for flag in comparison["flags"] if flag not in flags] + [
         flag for flag in flags if flags[flag]

@@ -32,10 +32,7 @@ Code = dict[str, Any]  # run.json["code"]
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ODD = {*DOCUMENTED, ast.JoinedStr, ast.FormattedValue}  # nodes that have a field which is not written as it is
 MAX_DEPTH = 10**6  # of frames while a tree is written: ast.parse() refuses a source that is nested a hundredth as deep
-
-
 READS_DOCSTRINGS = re.compile(rb"__doc__|\bgetdoc\b|\bdocopt\b")
-WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def normalised(source: bytes) -> bytes:
@@ -58,7 +55,7 @@ def normalised(source: bytes) -> bytes:
             tree = ast.parse(source)
         sys.setrecursionlimit(max(limit, MAX_DEPTH))
         for node in ast.walk(tree) if READS_DOCSTRINGS.search(source) else ():
-            if isinstance(node, WITH_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 node.body.insert(0, ast.Pass())  # what follows it is no docstring
         return _text(tree).encode()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
