@@ -63,13 +63,13 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 BUDGET = {
     "base": 2_509,
     "config": 3_342,
-    "machine": 4_706,
+    "machine": 4_703,
     "data": 1_669,
     "record": 7_538,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_857,
-    "compare": 3_566,
+    "compare": 3_565,
     "launch": 7_460,
     "report": 4_694,
     "plans": 9_721,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_054,
+    "tests": 58_057,
 }
 SLACK = 250
 

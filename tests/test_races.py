@@ -370,6 +370,7 @@ FILES = {  # {what happens: (states of A's first run, of its others, whether the
     "a run of B filled it": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [5, b + 1]}, True),
     "its own runs write it again": (lambda a, b: {READ: [0, 5]}, lambda a, b: {READ: [0, a + 1]}, False),
     "a run of B made it, and it is empty": (lambda a, b: {}, lambda a, b: {READ: [0, b + 1]}, True),
+    "the first run of B moved its folder": (lambda a, b: {}, lambda a, b: {READ: [5, 7]}, True),
     "a run of B moved its folder": (lambda a, b: {READ: [5, 7]},) * 2 + (True,),
     "a run of B removed it": (lambda a, b: {"/scratch/a.txt": [5, 7]},) * 2 + (True,),
 }
@@ -385,11 +386,13 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
         arm = args[5]["arm"]
 
         def change(run):
-            states = other if arm in began_s else first
+            is_first = arm not in began_s
+            states = first if is_first else other
             began_s.setdefault(arm, utc.seconds(run["started_at"]))
             found = states(began_s["A"], began_s.get("B", 0)) if arm == "A" else {}
             states_of = {name: [size, round(changed_s * 1e9)] for name, (size, changed_s) in found.items()}
-            written = ["/scratch/USER"] if arm == "B" and what == "a run of B moved its folder" else []
+            moves = arm == "B" and what.endswith("moved its folder") and (is_first or "first" not in what)
+            written = ["/scratch/USER"] if moves else []
             run["script"] = {"elsewhere": states_of, "written": ["/scratch/USER/b.txt", *written]}
 
         return add(*args, **facts | {"change": change})
