@@ -254,7 +254,7 @@ def test_other_step_ranges_are_compared_only_on_the_way_to_the_same_target():
     remark = "A takes 4 steps and B 3: times to the shared target are compared, not milliseconds per step"
     assert remark in reached["reasons"]
     loss = compared(steps(3), on="loss")
-    why = "A takes 4 steps and B 3: losses after different amounts of training are not alike"
+    why = "A takes 4 steps and B 3: losses after different amounts of training are not comparable"
     assert (loss["comparable"], loss["reasons"][0], loss["verdict"]) == (False, why, "inconclusive")
     missed = compared(steps(3, val_loss=4.6))
     assert "A takes 4 steps and B 3, and B's mean val_loss 4.60000 does not reach the target 4.5" in missed["reasons"]

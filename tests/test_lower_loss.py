@@ -137,7 +137,7 @@ def test_it_is_not_counted_where_times_are_not_comparable_either():
         for off_s in (USUAL_S, MORE_S):
             with pytest.MonkeyPatch.context() as patch:
                 if not options:
-                    only_steps = lambda a, b, names, on: [("of time", "timed steps differ")]  # noqa: E731
+                    only_steps = lambda a, b, names, on: [("time", "timed steps differ")]  # noqa: E731
                     patch.setattr(eligibility, "_finish_line", only_steps)
                 comparisons.append(raced(off_s, on="loss", **options))
         honest, cheat = comparisons

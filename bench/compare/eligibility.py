@@ -94,9 +94,9 @@ def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B"), on: str
             refusals.append(f"{name} has no complete run with a time among {len(rows)}")
     if refusals:
         return answer._replace(loss_refusals=refusals)
-    kinds = {"refusal": [refusals, loss_refusals], "times": [refusals], "remark": [remarks], "flag": [flags]}
+    kinds = {"refusal": [refusals, loss_refusals], "budget": [refusals], "remark": [remarks], "flag": [flags]}
     is_loss_of_time = any(TIME_BUDGET in (row.get("budget") or "") for row in a + b)  # it is what the time reaches
-    kinds |= {"of losses": [loss_remarks], "of time": [refusals, *([loss_refusals] if is_loss_of_time else [])]}
+    kinds |= {"loss": [loss_remarks], "time": [refusals, *([loss_refusals] if is_loss_of_time else [])]}
     finish_line = functools.partial(_finish_line, on=on)
     for rule in (_arms, _code, _disturbed, _validated, _trusted, _setting, _session, finish_line):
         for kind, finding in rule(a, b, names):
@@ -154,7 +154,7 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         }
         for cause, holds in causes.items():
             if any(holds):
-                yield "of time", f"{counted(sum(holds), 'run')} of {name} {cause.format('their times do not count')}"
+                yield "time", f"{counted(sum(holds), 'run')} of {name} {cause.format('their times do not count')}"
     busy = [[doubt for row in rows for doubt in row["machine_doubts"] if doubt.startswith(BUSY)] for rows in (a, b)]
     for arm, other in ((0, 1), (1, 0)):
         num, num_other, num_busy = len((a, b)[arm]), len((a, b)[other]), len(busy[arm])
@@ -162,7 +162,7 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
             runs = f"{num_busy} of {num} runs of {names[arm]} and {len(busy[other])} of {num_other} of {names[other]}"
             why = f"{KEPT_BUSY} in {runs}: {max(busy[arm])}"
             again = "race again when they have ended" + ", with n=5 or more, of which some may be disturbed" * (num < 4)
-            yield "of time", f"{why}; load that is mostly beside one arm biases the race: {again}"
+            yield "time", f"{why}; load that is mostly beside one arm biases the race: {again}"
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
@@ -175,7 +175,7 @@ def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         remark = f"times include validations, as the program's clock does not stop for them: {parts}"
         fracs = [num / num_all for num, num_all in both]
         if max(fracs) - min(fracs) > 1 / min(num_all for _, num_all in both):  # more than one validation at an end
-            yield "of time", f"{remark}: validate equally often"
+            yield "time", f"{remark}: validate equally often"
         else:
             yield "remark", remark
 
@@ -203,9 +203,9 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         own = [differing.pop(key) for key in OF_A_SCRIPT if key in differing]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
-    yield from (("of time", sentence) for sentence in differing.values())
+    yield from (("time", sentence) for sentence in differing.values())
     if loss_settings := [key for key in CHANGE_LOSSES if key in differing]:
-        yield "of losses", f"{settings_differ(loss_settings)}, which may change losses"
+        yield "loss", f"{settings_differ(loss_settings)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
         expected = {key: name for key, name in SETTINGS.items() if key in settings[0]}
@@ -225,13 +225,13 @@ def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     sessions = _distinct(row["session_id"] for row in a + b)
     if len(sessions) > 1:
         sentence = f"{len(sessions)} sessions ({_join(sessions)}): the same code differs by up to 8 % between them"
-        yield "of time", f"{sentence}; ./run.sh race measures both arms in one"
+        yield "time", f"{sentence}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
     apart_s = _gap_s(a, b)
     if apart_s is not None and apart_s > SESSION_GAP_S:
         apart = f"the arms lie {apart_s / 3600:.0f} hours apart"
-        yield "of time", f"the session is unknown and {apart}: not raced in one session"
+        yield "time", f"the session is unknown and {apart}: not raced in one session"
     else:
         yield "flag", "session-unknown"
         yield "remark", "the records do not say that both arms were raced in one session on one machine"
@@ -247,7 +247,7 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str], on: str | Non
         if len(budgets) > 1:
             yield "refusal", f"the budgets differ ({_join(budget or 'none' for budget in budgets)}): give all the same"
         else:
-            yield "times", f"all runs have a budget of {budgets[0]}: what they reach in it is compared (on=loss)"
+            yield "budget", f"all runs have a budget of {budgets[0]}: what they reach in it is compared (on=loss)"
         return
     for column, name, unit in AMOUNTS:
         amounts = [_distinct(row[column] for row in rows) for rows in (a, b)]
@@ -255,7 +255,8 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str], on: str | Non
             ran = f"{names[0]} takes {_join(amounts[0])} {unit} and {names[1]} {_join(amounts[1])}"
             refusals = [("refusal", sentence) for sentence in _no_way_to_target((a, b), names, ran)]
             if on == "loss":
-                refusals = refusals or [("refusal", f"{ran}: losses after different amounts of training are not alike")]
+                why = f"{ran}: losses after different amounts of training are not comparable"
+                refusals = refusals or [("refusal", why)]
             remark = f"{ran}: times to the shared target are compared, not milliseconds per step"
             yield from refusals or [("flag", f"{name}-differ"), ("remark", remark)]
             return

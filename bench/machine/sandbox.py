@@ -41,6 +41,7 @@ ETC = (  # what programs look up in /etc; passwords, keys and the configuration 
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 TEMPORARY, SHARED, HOME = "/tmp", "/dev/shm", "/tmp/home"
 PASSED_DATA = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR")  # variables whose folders may be read
+OF_ENVIRONMENT = ("bin", "include", "lib", "lib64", "pyvenv.cfg")  # what a Python reads of its environment's folder
 DISK_LOOK_SHARE = 0.02  # share of the time for measuring what it has written
 MEMORY_SHARE, MAX_DISK_GIB, MAX_FILES = 0.9, 200.0, 200_000  # for machine_limits() (assumed)
 MIN_FREE_GIB = 0.5  # left on the disk that it writes to, and in the machine's memory
@@ -178,9 +179,6 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
         command += [options[kind], source, path] if kind in options else [f"--{kind}", path]
     # the machine's root could write there without capabilities, for example core_pattern, which the kernel runs
     return [*command, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
-
-
-OF_ENVIRONMENT = ("bin", "include", "lib", "lib64", "pyvenv.cfg")
 
 
 def python_files(python: str) -> list[str]:

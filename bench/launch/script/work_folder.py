@@ -31,6 +31,8 @@ COPY_BYTES = 2**24
 MAX_LISTED = 1000  # names of files: a record with a hundred thousand could not be read
 NUM_KEPT = 8  # a nanoGPT's two files, and those of a few other data sets
 MADE = re.compile(r"(raw|val-\d+-\d+)-[0-9a-f]{12}\.bin")
+# what a name lost, so that its path does not lead there any more: see private.redact() and plain_file.name_in_utf8()
+REDACTED = re.compile(r"\b(?:USER|HOST|SECRET)\b|\\x[0-9a-f]{2}")
 _used: dict[Path, IO[bytes]] = {}  # files that this process uses until it ends, each with a shared lock
 
 
@@ -124,10 +126,6 @@ def stamp(path: Path) -> list[int] | None:
         size_bytes, mtime_ns, ctime_ns, inode = shard_files.stamp_of(path)
         return [size_bytes, mtime_ns, 0 if path in _used else ctime_ns, inode]
     return None
-
-
-# what a name lost, so that its path does not lead there any more: see private.redact() and plain_file.name_in_utf8()
-REDACTED = re.compile(r"\b(?:USER|HOST|SECRET)\b|\\x[0-9a-f]{2}")
 
 
 def state_of(path: Path) -> list[int] | None:
