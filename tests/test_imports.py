@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_509,
+    "base": 2_515,
     "config": 3_342,
     "machine": 4_701,
     "data": 1_669,
     "record": 7_538,
     "web": 1_149,
     "analysis": 8_282,
-    "training": 8_857,
+    "training": 8_859,
     "compare": 3_566,
-    "launch": 7_458,
+    "launch": 7_459,
     "report": 4_694,
     "plans": 9_721,
     "claims": 3_445,
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_060,
+    "tests": 58_085,
 }
 SLACK = 250
 

@@ -2,10 +2,12 @@
 
 import functools
 import json
+import re
 
 import claimed
 import pytest
 import real_runs
+import scripted
 from claimed import results  # noqa: F401  a fixture
 from comparing import FAST, SLOW, a_run, raced, write
 
@@ -145,3 +147,26 @@ def test_the_message_of_a_failed_run_names_no_private_path(tmp_path):
     assert (code, failure["kind"]) == (1, "bad_data")
     assert "~/train.bin" in failure["message"]
     assert str(home) not in (run.folder / "run.json").read_text() + real_runs.logs(tmp_path) + out
+
+
+NAMES_ITS_USER = """
+import os
+for step in range(6):
+    print(f"step:{step}/6 train_loss:4.0 train_time:{10 * step}ms step_avg:10.0ms", flush=True)
+print("step:6/6 train_loss:".ljust(78 - len(os.environ["HOME"])) + " " + os.environ["HOME"], flush=True)
+print("step:6/6 hf_token=hf_" + 36 * "a", flush=True)
+raise RuntimeError("permission denied for user " + os.environ["USER"])
+"""
+
+
+def test_what_a_script_says_of_its_user_is_not_in_the_record(tmp_path):
+    """Quoted lines are cut, and nothing recognizes half of a private path; a login is a word of a message as well."""
+    home, script = tmp_path / "zeldaland", tmp_path / "train_gpt.py"
+    home.mkdir()
+    script.write_text(NAMES_ITS_USER)
+    setting = ["script.torchrun=false", "script.dialect=modded-nanogpt"]
+    folder = scripted.run(tmp_path / "results", script, *setting, expect=1, HOME=str(home), USER="zeldaland")
+    record = real_runs.run_json(folder)
+    assert record["failure"]["message"].endswith("permission denied for user USER")
+    assert any("look like metric lines" in doubt["doubt"] for doubt in record["doubts"])
+    assert not re.search("zelda|aaaa", (folder / "run.json").read_text())

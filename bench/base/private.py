@@ -115,6 +115,12 @@ def redact(
     return text
 
 
+def excerpt(text: str, max_chars: int) -> str:
+    """Returns the beginning of a message or a line of output.  It is redacted before it is cut, as nothing recognizes
+    half of a private path."""
+    return redact(text, REPO, is_prose=True)[:max_chars]
+
+
 @functools.lru_cache
 def _spellings(folder: str) -> tuple[str, ...]:
     """Returns a folder, its true path and both as JSON and addresses have them, the longest first."""

@@ -112,8 +112,9 @@ def _read(
     if failure is None and run.get("segments"):
         run["segments"][-1]["to_step"] = rows[-1]["step"]
     stalls = _diagnose(folder, run, rows)
-    for warning in run["warnings"]:
-        warning["error"] = private.redact(warning["error"], REPO)
+    for key, found in ("error", run["warnings"]), ("doubt", run["doubts"]):  # may quote what a script printed
+        for fact in found:
+            fact[key] = private.redact(fact[key], REPO, is_prose=True)
     with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
         for event in stalls:
             step_files.append_event(folder, event)
@@ -143,7 +144,8 @@ def _merge(
 ) -> None:
     """Adds the results of the workers, and how the run ended, to the record."""
     if failure:
-        failure["message"] = text_table.middle(private.redact(failure["message"], REPO), MAX_MESSAGE_CHARS)
+        message = private.redact(failure["message"], REPO, is_prose=True)
+        failure["message"] = text_table.middle(message, MAX_MESSAGE_CHARS)
     run["status"] = "complete" if failure is None else ENDED_BY.get(failure["kind"], "failed")
     run["failure"] = failure
     run["ended_at"] = run["heartbeat_at"] = utc.now()

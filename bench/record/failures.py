@@ -149,7 +149,7 @@ def interrupted_by(run: Facts) -> str | None:
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
     """Writes the failure file of a rank that handles an exception.  Returns its kind.  step: None if not training."""
     kind = kind_of(error)
-    message = f"{type(error).__name__}: {error}"[:2000] + user_code.line_of(error)
+    message = private.excerpt(f"{type(error).__name__}: {error}", 2000) + user_code.line_of(error)
     facts = failure(kind, message, rank, getattr(error, "step", step))
     facts["failed_at_s"] = time.monotonic()  # by this node's clock; on_own_clock() in bench/launch/nodes/ converts it
     facts["traceback"] = traceback.format_exc()
@@ -269,7 +269,7 @@ def _last_words(folder: Path, name: str) -> str:
     """Returns the last line of a log that names an error, without a rank before it, or else its last line."""
     lines = [re.sub(r"^\[\w+\]:\s*", "", line.strip()) for line in _log(folder, name).splitlines()]
     lines = [line for line in lines if line] or ["it said nothing"]
-    return next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1])[:500]
+    return private.excerpt(next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1]), 500)
 
 
 def last_step(folder: Path) -> int | None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from bench.base import private
 from bench.base.metric import VAL_BPB, bits_per_byte
 from bench.config import stages
 from bench.data.sources import datasets
@@ -295,7 +296,8 @@ class RefereeLoss:
             with torch.no_grad(), forked_rng(self._trainer.ranks.device):
                 value = passes()
         except Exception as error:  # raised by the user's code, or out of memory
-            why = str(error) if isinstance(error, NoLogits) else f"{type(error).__name__}: {str(error)[:200]}"
+            said = f"{type(error).__name__}: " * (not isinstance(error, NoLogits)) + str(error)
+            why = private.excerpt(said, 300)
         reasons = [reason for reason in distributed.gather(why) if reason]
         self._why = self._why or (reasons[0] if reasons else None)
         return None if reasons else value

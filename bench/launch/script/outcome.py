@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
 import msgspec
 
 from bench.base import atomic, private, utc
-from bench.base.paths import REPO
 from bench.base.reading import json_file, patterns
 from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
@@ -270,7 +269,7 @@ def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Se
     if file_facts["unmatched"]:
         number, text = file_facts["unmatched"][0]
         problem = f"{len(file_facts['unmatched'])} lines look like metric lines of {dialect} but are not; the first"
-        yield {"rank": 0, "instrument": "import", "doubt": f"{problem}: {text[:80]!r}"}
+        yield {"rank": 0, "instrument": "import", "doubt": f"{problem}: {private.excerpt(text, 80)!r}"}
 
 
 def _doubts_of_lines(printed: Printed, metric: str, vocab_size: int | None, was_ended: bool) -> Iterator[str]:
@@ -350,7 +349,7 @@ def _write_result(
     if not torch_facts and "python" in first:
         torch_facts = dict.fromkeys(TorchFacts.__annotations__)
     summaries = {"telemetry": telemetry["summary"]} if telemetry["summary"] else {}
-    script_doubts = [{"rank": 0, "instrument": "script", "doubt": private.redact(doubt, REPO)} for doubt in doubts]
+    script_doubts = [{"rank": 0, "instrument": "script", "doubt": doubt} for doubt in doubts]
     content = {
         "measured": measured,
         "torch_facts": torch_facts | ({"python": first["python"]} if "python" in first else {}),

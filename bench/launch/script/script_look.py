@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.base import atomic
+from bench.base import atomic, private
 from bench.config.schema import LookConfig, ProfileConfig
 from bench.launch import after_race, initial_record, ranks
 from bench.launch.prepare import Job
@@ -110,8 +110,8 @@ class ScriptLook:
         facts = trace_files.conclude(self._inside, instruments, num_ranks, [])["trace"][LOOK]
         if facts["status"] != "recorded":
             log = self._inside / "logs" / "rank0.log"
-            end = log.read_text(errors="replace").strip().rpartition("\n")[2][:200] if log.exists() else "nothing"
-            return self.failed(f"its second run left no trace; its last output was: {end}")
+            end = log.read_text(errors="replace").strip().rpartition("\n")[2] if log.exists() else "nothing"
+            return self.failed(f"its second run left no trace; its last output was: {private.excerpt(end, 200)}")
         for folder in ("traces", "memory"):
             (self._folder / folder).mkdir(exist_ok=True)
         files = []

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.base import atomic
+from bench.base import atomic, private
 from bench.base.reading.patterns import TooLong
 from bench.base.text_table import some
 from bench.launch import confined
@@ -245,7 +245,7 @@ class Watched:
             facts = self._output, self._telemetry, self._waits_ns, self._given
             lines_failure = outcome.write(self._folder, self._job, run, *facts)
             if (line := self._ambiguous_line()) is not None:
-                why = TWO_PATTERNS.format(run["script"]["dialect"], line[:80])
+                why = TWO_PATTERNS.format(run["script"]["dialect"], private.excerpt(line, 80))
                 lines_failure = failures.failure("no_metric_lines", why)
             run["script"] |= work_folder.tidy(self._script, self._folder / work_folder.WORK)
             if self.look and lines_failure is None:
