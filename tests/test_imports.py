@@ -70,14 +70,14 @@ BUDGET = {
     "analysis": 8_282,
     "training": 8_859,
     "compare": 3_566,
-    "launch": 7_459,
+    "launch": 7_460,
     "report": 4_694,
     "plans": 9_721,
     "claims": 3_445,
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_085,
+    "tests": 58_094,
 }
 SLACK = 250
 

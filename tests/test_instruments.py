@@ -128,6 +128,14 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
     assert "not JSON serializable" in watch.warnings[1]["error"]
 
 
+@pytest.mark.parametrize("name", ["a,b", 'a"b', "a\nb", "=1+1", ""])
+def test_the_name_of_a_column_is_one_cell_of_a_csv(context, name):
+    seeing = Seeing(context)
+    seeing.columns = lambda: {name: {1: 0.0}}
+    watch = InstrumentSet([seeing])
+    assert watch.collect("columns") == {} and "matching regex" in watch.warnings[0]["error"]
+
+
 @pytest.mark.parametrize(
     "method, value, sentence",
     [

@@ -510,18 +510,18 @@ def test_the_models_of_init_are_fine_and_the_refusal_comes_before_any_run(projec
 
 @pytest.mark.slow
 def test_an_own_model_and_instrument_run_in_two_ranks(project):
-    text = "from bench.training.instruments.base import Instrument\nclass Count(Instrument):\n    steps = 0\n"
-    write(
-        project / "count.py",
-        text
-        + "    def on_step_end(self, step): self.steps += 1\n    def summary(self): return {'steps': self.steps}\n",
-    )
+    text = "import os\nfrom bench.training.instruments.base import Instrument\n"
+    text += "class Count(Instrument):\n    steps = 0\n"
+    text += "    def on_step_end(self, step): self.steps += 1\n    def summary(self):\n"
+    text += "        return {'steps': self.steps, 'at': os.path.expanduser('~/x'), 'key': 'hf_' + 36 * 'a'}\n"
+    write(project / "count.py", text)
     write(project / "conf/instruments/count.yaml", "count: {class: 'count.py:Count'}\n")
     overrides = ["model=mine", "track=free", "experiment=smoke", "instruments=[count]", "hardware.num_processes=2"]
     real_runs.bench(project / "results", "run", *overrides, code=0)
     (folder,) = real_runs.folders(project / "results")
     record = real_runs.run_json(folder)
-    assert record["model"]["arch"] == "my_model.py:MyModel" and record["instrument_summaries"]["count"] == {"steps": 10}
+    assert record["model"]["arch"] == "my_model.py:MyModel"
+    assert record["instrument_summaries"]["count"] == {"steps": 10, "at": "~/x", "key": "SECRET"}
     assert {"own/count.py", "own/my_model.py"} <= record["code"]["files"].keys()
     assert (Path(folder) / "code/own/my_model.py").is_file()
 

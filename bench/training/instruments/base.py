@@ -12,7 +12,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from bench.base.metric import VAL_BPB
 from bench.config.windows import ProfilerWindow
@@ -22,7 +24,7 @@ TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the c
 PHASES = ("data", "forward", "backward", "optimizer")  # phases of a step, in the order in which they first begin
 Warned = dict[str, str]  # {"instrument", "edge", "error"}: what warning() returns
 ANSWERS: dict[str, Any] = {  # the methods that instruments answer after training, and the types of their answers
-    "columns": dict[str, dict[int, int | float | None]],
+    "columns": dict[Annotated[str, msgspec.Meta(pattern=r"^\w[\w .:/-]*$")], dict[int, int | float | None]],  # in a csv
     "flags": dict[int, str],
     "summary": dict,
     "merge": dict,
@@ -281,7 +283,5 @@ def warning(name: str, edge: str, error: Exception) -> Warned:
 
 def _checked(kind: str, value: Any) -> Any:
     """Returns the value.  Raises TypeError or ValueError unless its type is that in ANSWERS and numbers are finite."""
-    import msgspec
-
     decoded = msgspec.json.decode(json.dumps(value, allow_nan=False), type=ANSWERS[kind])
     return value if ANSWERS[kind] is dict else decoded
