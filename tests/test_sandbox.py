@@ -306,6 +306,7 @@ def test_a_script_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
         folder.mkdir(parents=True)
     (home / ".ssh/id_rsa").write_text("KEY")
     (program / "helper.py").write_text("")
+    (program / "notes").symlink_to("nowhere")  # cannot be mounted
     with socket.create_server(("127.0.0.1", 0)) as ours:
         paths = [str(home / ".ssh/id_rsa"), str(program / "train.py"), str(real_runs.REPO / "bench/__init__.py")]
         text = f"PATHS, PORT = {paths}, {ours.getsockname()[1]}\n{SPY}import helper\n"

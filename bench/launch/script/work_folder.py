@@ -85,7 +85,8 @@ def linked(script: Script, work: Path) -> list[Path]:
     for entry in plain_file.entries_below(work):
         if entry.is_symlink():
             is_inside = os.path.realpath(entry.path).startswith(root + os.sep)
-            if is_inside or Path(entry.path).parent == work / script.data:
+            is_given = is_inside or Path(entry.path).parent == work / script.data
+            if is_given and os.path.exists(entry.path):  # nothing that is not there can be mounted
                 targets.append(Path(os.readlink(entry.path)))
     return targets
 
