@@ -61,7 +61,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_515,
+    "base": 2_516,
     "config": 3_342,
     "machine": 4_701,
     "data": 1_669,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_094,
+    "tests": 58_095,
 }
 SLACK = 250
 

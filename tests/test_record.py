@@ -372,6 +372,7 @@ def test_a_damaged_stall_names_its_line_and_field(tmp_path):
         ("ada is a name, adapter a word", "ada is a name, adapter a word"),  # only in paths
         ("rank 0 on gpu-box7.example.org", "rank 0 on HOST"),
         ("at=%2Fhome%2Fada%2Fx", "at=~%2Fx"),
+        ("at=%2fhome%2fada%2fx", "at=~%2fx"),
         ("/tmp/torchinductor_ada/x, ada@db", "/tmp/torchinductor_USER/x, USER@db"),
     ],
 )

@@ -128,6 +128,7 @@ def _spellings(folder: str) -> tuple[str, ...]:
 
     paths = {folder, os.path.realpath(folder)}
     quoted = {urllib.parse.quote(path, safe, errors="replace") for path in paths for safe in ("/", "")}
+    quoted |= {re.sub("%..", lambda match: match[0].lower(), path) for path in quoted}
     paths |= {json.dumps(path)[1:-1] for path in paths} | quoted
     for path in [path for path in paths if not path.isascii()]:  # as Python writes it where output is ASCII
         paths |= {ascii(path)[1:-1], repr(os.fsencode(path))[2:-1]}
