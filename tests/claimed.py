@@ -281,6 +281,7 @@ class Racers:
         return ({} if goal == metric.VAL_LOSS else {"row": row}) | {
             "name": conf.name,
             "config_id": identity.config_id(conf),
+            **identity.shape(conf),
             "track": conf.track.name,
             "deviations": list(_composed(tuple(overrides))[1]),
             "source_sha256": ("41" * 64)[:64],

@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_859,
-    "compare": 3_566,
+    "compare": 3_578,
     "launch": 7_460,
     "report": 4_694,
-    "plans": 9_721,
+    "plans": 9_722,
     "claims": 3_445,
     "api": 1_352,
     "cli": 4_608,
     "models": 3_442,
-    "tests": 58_095,
+    "tests": 58_107,
 }
 SLACK = 250
 

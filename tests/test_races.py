@@ -966,6 +966,17 @@ def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go
     assert _result(first)["earlier_races"] is None and "raced-before" not in _result(first)["flags"]
 
 
+def test_a_change_without_an_effect_makes_no_other_arm_of_a_race(results, go, capsys):
+    """Else each try of a race that is repeated until it is won would have the whole alpha."""
+    go("A=", "B=optim.beta2=0.99", "n=2", "on=loss", time_of=noisy(1))
+    go("A=", "B=optim.beta2=0.985", "n=2", "on=loss", time_of=noisy(2))
+    go("A=", "B=optim.beta2=0.982 hardware.wall_timeout_s=9000", "n=2", "on=loss", time_of=noisy(3))
+    assert "B: alpha is 0.013, since 2 earlier races of these arms left 25 % of it" in capsys.readouterr().out
+    go("A=", "B=optim.beta2=0.95", "n=2", "on=loss", time_of=noisy(4))  # another idea
+    *_, third, other = sorted((results.folder / "races").iterdir(), key=lambda folder: _made_at(folder))
+    assert (_result(third)["earlier_weight"], _result(other)["earlier_weight"]) == (0.25, 1.0)
+
+
 def _made_at(folder):
     return json.loads((folder / "plan.json").read_text())["made_at"]
 

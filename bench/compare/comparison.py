@@ -141,11 +141,11 @@ class Earlier(NamedTuple):
 
     verdicts: dict[str, int]  # {verdict: number of races}; "none" for races without a verdict
     weight: float  # the share of alpha that they leave
-    arms: list[str]  # the candidate in each of them, RACE:B, the oldest first
+    arms: list[str]  # the candidate in each of them that had this very config, RACE:B, the oldest first
 
 
 def earlier_races(a: Arm, b: Arm) -> Earlier | None:
-    """Returns the earlier races of these configs and this code, or None if there are none or that is unknown."""
+    """Returns the earlier races of the arms of a race, or None if there are none or that is unknown."""
     folder = a.folders[0] if a.folders else None
     if a.in_race is None or b.in_race is None or not (a.plan or {}).get("arms") or not folder:
         return None
@@ -157,7 +157,8 @@ def earlier_than(
 ) -> Earlier | None:
     """Returns the races of these two arms, in either order, that precede a plan in a ledger, which may lack the plan.
 
-    among: the ids of the races that count; None: all.
+    An arm is its code and its config, or one that differs only in floats by less than 1 % or in timeouts: else a race
+    could be repeated with a change that has no effect.  among: the ids of the races that count; None: all.
 
     Repeating a race until it is won proves nothing, so each earlier race multiplies alpha by its e-value, at most 1, or
     by 1/2 if it has none, as for a plan that asks for the loss or for steps.  The product is an e-process over all
@@ -166,9 +167,9 @@ def earlier_than(
     """
     num_by_verdict, weight, before = collections.Counter[str](), 1.0, list[str]()
     lines = list(ledger.lines_with(results, re.compile(rb'"event":"(plan|race_end)"|"race":\{')))
-    ran = {(slot["race_id"], slot.get("arm")) for line in lines if (slot := line.get("race"))}
+    starts = {(slot["race_id"], slot.get("arm")): line for line in lines if (slot := line.get("race"))}
     over = {line["race_id"] for line in lines if line["event"] == "race_end"}
-    wanted = [(arm.get("config_id"), arm.get("source_sha256")) for arm in (plan["arms"][name] for name in arms_of_plan)]
+    a, b = (plan["arms"][name] for name in arms_of_plan)
     for line in lines:
         if not isinstance(line.get("arms"), dict):
             continue
@@ -176,11 +177,11 @@ def earlier_than(
             break
         if among is not None and line.get("race_id") not in among:
             continue
-        arms = {name: tuple(kind) for name, kind in line["arms"].items()}
-        baseline = arms.get(line.get("baseline"))
-        other = wanted[1] if baseline == wanted[0] else wanted[0] if baseline == wanted[1] else None
-        names = [name for name, kind in arms.items() if kind == other and name != line.get("baseline")]
-        if line["race_id"] in over and not ran & {(line["race_id"], name) for name in names}:
+        runs: dict[str, Any] = {name: starts.get((line["race_id"], name), {}) for name in line["arms"]}
+        is_a, is_b = ({name for name, kind in line["arms"].items() if _is_arm(arm, kind, runs[name])} for arm in (a, b))
+        baseline = line.get("baseline")
+        names = sorted((is_b if baseline in is_a else is_a if baseline in is_b else set[str]()) - {baseline})
+        if line["race_id"] in over and not any(runs[name] for name in names):
             continue
         if names:
             ended, log_left = "none", effects.log_left({}, None)  # if the race is unfinished, abandoned or deleted
@@ -190,10 +191,21 @@ def earlier_than(
                 ended = str(verdict_then["verdict"])
                 log_left = effects.log_left(verdict_then["time"], plan.get("on"))
             num_by_verdict[ended if ended in VERDICTS else "none"] += 1
-            before.append(f"{line['race_id']}:{names[0]}")
+            if line["arms"][names[0]][0] in (a.get("config_id"), b.get("config_id")):
+                before.append(f"{line['race_id']}:{names[0]}")
             weight *= math.exp(log_left)
     counts = {name: num_by_verdict[name] for name in (*VERDICTS, "none") if num_by_verdict[name]}
     return Earlier(counts, weight, before) if num_by_verdict else None
+
+
+def _is_arm(arm: Mapping[str, Any], kind: Sequence[str | None], run: Mapping[str, Any]) -> bool:
+    """Returns whether an arm of an earlier race has the code of this one, and its config or one that is near.
+
+    kind: its config_id and source_sha256; run: the line of one of its runs, {} if none began.
+    """
+    is_known = "shape_id" in run and "shape_id" in arm  # not in older records
+    is_same = kind[0] == arm.get("config_id") or (is_known and identity.are_near(dict(run), dict(arm)))
+    return is_same and kind[1] == arm.get("source_sha256")
 
 
 def _history(a: Arm, b: Arm) -> list[Row]:

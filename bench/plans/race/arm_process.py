@@ -167,7 +167,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         job = jobs[number]
         run = initial_record.record_of(job, env, command=())
         arm = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
-        arm |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
+        arm |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")} | identity.shape(job.config)
         arm |= {"own": job.own} if job.own else {}
         if job.script is not None and not job.script.sandbox and job.script.python != sys.executable:
             arm["python"] = job.script.python

@@ -22,8 +22,9 @@ from bench.plans.race import arm_process, plan, state, worktrees
 from bench.record import ledger, race_folder
 from bench.record.rows import COLUMNS, metric_of
 
-# facts of an arm that the plan keeps; "own", "python", "num_gpus" and "num_nodes" only if it has any
-KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own", "python", "num_gpus", "num_nodes")
+OF_SOME = ("own", "python", "num_gpus", "num_nodes")  # facts that only some arms have
+# facts of an arm that the plan keeps
+KEPT = ("name", "config_id", "shape_id", "floats", "source_sha256", "commit", "dirty", "deviations", *OF_SOME)
 Facts = dict[str, dict[str, Any]]  # {arm: arm_process.facts()}
 MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here
 
