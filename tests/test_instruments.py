@@ -128,6 +128,18 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
     assert "not JSON serializable" in watch.warnings[1]["error"]
 
 
+def test_a_flag_is_one_word_and_a_summary_is_no_trace(context):
+    for kind, value, why in (
+        ("flags", {1: "gc, swap"}, "matching regex"),
+        ("flags", {1: "/home/ada/x"}, "matching regex"),
+        ("summary", {"text": "x" * 2**20}, "1,048,588 characters"),
+    ):
+        seeing = Seeing(context)
+        setattr(seeing, kind, lambda value=value: value)
+        watch = InstrumentSet([seeing])
+        assert watch.collect(kind) == {} and why in watch.warnings[0]["error"]
+
+
 @pytest.mark.parametrize("name", ["a,b", 'a"b', "a\nb", "=1+1", ""])
 def test_the_name_of_a_column_is_one_cell_of_a_csv(context, name):
     seeing = Seeing(context)

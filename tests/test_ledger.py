@@ -162,6 +162,15 @@ def test_a_last_line_longer_than_a_block_is_read_whole(tmp_path):
     assert ledger.read(tmp_path).faults == []
 
 
+def test_a_ledger_that_is_one_hole_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger.plain_file, "MAX_LINES_BYTES", 2**20)
+    fill(tmp_path, 1)
+    os.truncate(tmp_path / ledger.NAME, 2**42)
+    with pytest.raises(OSError, match=r"its last line has more than [\d,]+ bytes: restore it: .*ledger.jsonl"):
+        ledger.append(tmp_path, "start", run="track/0", race=None)
+    assert (tmp_path / ledger.NAME).stat().st_size == 2**42
+
+
 def test_two_clones_that_both_appended_may_be_joined_line_by_line(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, 2)

@@ -27,7 +27,7 @@ from bench.launch import own_model, prepare
 from bench.machine import code_state
 from bench.plans.race import arm_process
 from bench.plans.replay import rebuilding, recorded
-from bench.record import verification
+from bench.record import step_files, verification
 from bench.record.rows import row_of
 from bench.training.instruments import registry
 
@@ -513,7 +513,9 @@ def test_an_own_model_and_instrument_run_in_two_ranks(project):
     text = "import os\nfrom bench.training.instruments.base import Instrument\n"
     text += "class Count(Instrument):\n    steps = 0\n"
     text += "    def on_step_end(self, step): self.steps += 1\n    def summary(self):\n"
-    text += "        return {'steps': self.steps, 'at': os.path.expanduser('~/x'), 'key': 'hf_' + 36 * 'a'}\n"
+    text += "        at, key = os.path.expanduser('~/x'), 'hf_' + 36 * 'a'\n"
+    text += "        self.context.emit('note', at=at, key=key)\n"
+    text += "        return {'steps': self.steps, 'at': at, 'key': key, at: 1}\n"
     write(project / "count.py", text)
     write(project / "conf/instruments/count.yaml", "count: {class: 'count.py:Count'}\n")
     overrides = ["model=mine", "track=free", "experiment=smoke", "instruments=[count]", "hardware.num_processes=2"]
@@ -521,7 +523,9 @@ def test_an_own_model_and_instrument_run_in_two_ranks(project):
     (folder,) = real_runs.folders(project / "results")
     record = real_runs.run_json(folder)
     assert record["model"]["arch"] == "my_model.py:MyModel"
-    assert record["instrument_summaries"]["count"] == {"steps": 10, "at": "~/x", "key": "SECRET"}
+    assert record["instrument_summaries"]["count"] == {"steps": 10, "at": "~/x", "key": "SECRET", "~/x": 1}
+    notes = [event for event in step_files.read_events(folder) if event["event"] == "note"]
+    assert [(note["at"], note["key"]) for note in notes] == [("~/x", "SECRET")] * 2
     assert {"own/count.py", "own/my_model.py"} <= record["code"]["files"].keys()
     assert (Path(folder) / "code/own/my_model.py").is_file()
 

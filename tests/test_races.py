@@ -373,6 +373,8 @@ FILES = {  # {what happens: (states of A's first run, of its others, whether the
     "the first run of B moved its folder": (lambda a, b: {}, lambda a, b: {READ: [5, 7]}, True),
     "a run of B moved its folder": (lambda a, b: {READ: [5, 7]},) * 2 + (True,),
     "a run of B removed it": (lambda a, b: {"/scratch/a.txt": [5, 7]},) * 2 + (True,),
+    "a run of B changed /proc/sys/vm/swappiness": (lambda a, b: {},) * 2 + (True,),  # for all programs
+    "a run of B changed /etc/environment": (lambda a, b: {},) * 2 + (True,),
 }
 
 
@@ -381,6 +383,7 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
     """A cheat: a run of one arm makes, rewrites or removes a file that the other arm reads."""
     add, began_s = results.add, {}
     first, other, is_fault = FILES[what]
+    setting = (re.findall("/(?:proc|etc)/.*", what) or [""])[0]
 
     def reading(*args, **facts):
         arm = args[5]["arm"]
@@ -392,7 +395,7 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
             found = states(began_s["A"], began_s.get("B", 0)) if arm == "A" else {}
             states_of = {name: [size, round(changed_s * 1e9)] for name, (size, changed_s) in found.items()}
             moves = arm == "B" and what.endswith("moved its folder") and (is_first or "first" not in what)
-            written = ["/scratch/USER"] if moves else []
+            written = ["/scratch/USER"] if moves else [setting] if setting and arm == "B" else []
             run["script"] = {"elsewhere": states_of, "written": ["/scratch/USER/b.txt", *written]}
 
         return add(*args, **facts | {"change": change})
@@ -402,7 +405,8 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
     monkeypatch.setattr(spoiled.verification, "report", lambda folder: {"rules": ()})
     code, _ = go("A=", "B=optim.beta2=0.99", "n=2")
     name = "/scratch/a.txt" if what == "a run of B removed it" else READ
-    why = f"{name}, which A reads, changed while the race was running: begin a new race"
+    read = f"{setting}, which B wrote" if setting else f"{name}, which A reads"
+    why = f"{read}, changed while the race was running: begin a new race"
     assert (code, race_json(results)["why"]) == ((1, why) if is_fault else (0, None))
 
 
@@ -942,6 +946,11 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, g
     assert "without-its-plan" in compared["flags"]
     with pytest.raises(ValueError, match="there is no unfinished race"):
         race.main(["--abandon"])
+    go("A=", "B=optim.lr=0.001", "n=2")
+    ended = max((results.folder / "races").iterdir(), key=_made_at)
+    with pytest.raises(ValueError, match=f"{ended.name}: has ended: only a race that has no verdict yet"):
+        race.main(["--abandon", ended.name])
+    assert _result(ended)["verdict"]
 
 
 def test_showing_every_run_is_a_look(results, go):

@@ -446,6 +446,7 @@ def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_no_text():
         ("thinkpad", "thinkpads, my-thinkpad-2", "thinkpads, my-thinkpad-2"),
         ("gpu-node-17", "on gpu-node-17.corp.example.", "on HOST."),
         ("gpu-node-17.corp.example", "gpu-node-17 asks db.corp.example", "HOST asks HOST"),
+        ("zeppelin9", "no route to zeppelin9-ib0:29500, zeppelin9_eth", "no route to HOST:29500, HOST"),
         ("thinkpad", "events.out.tfevents.1.thinkpad.5.0", "events.out.tfevents.1.HOST.5.0"),
     ],
 )

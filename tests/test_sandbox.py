@@ -196,6 +196,11 @@ print([path for path in paths if os.stat(path).st_mode & bits], oct(os.stat(".")
             "GiB, and may write 0.0",
         ),
         ("import os\nfor n in range(10**5): os.mkdir(str(n))\nwhile True: pass", Limits(num_files=99), "than 99 files"),
+        (
+            "import os\nfor _ in range(70): os.mkdir('x'); os.chdir('x')\nwhile True: pass",
+            Limits(num_files=999),
+            "cannot be counted: it has more than 64 folders within each other",
+        ),
     ],
 )
 def test_what_takes_too_much_is_named(confined, code, limits, sentence):

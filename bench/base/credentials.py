@@ -157,7 +157,7 @@ def hidden(values: Any, clean_text: Callable[[str], str] = redacted, path: Path 
     """Returns nested dicts and lists without credentials, and {path: original text} of the values that changed.
 
     The name of a value is its key in a dict, or in a list the option before it (--api-key, VALUE).  clean_text is
-    applied to texts whose name is not that of a credential.
+    applied to texts whose name is not that of a credential, and to names.
     """
     if isinstance(values, str):
         clean = clean_text(values)
@@ -172,8 +172,9 @@ def hidden(values: Any, clean_text: Callable[[str], str] = redacted, path: Path 
     clean_by_key: dict[str | int, Any] = {}
     changed: dict[Path, str] = {}
     for key, value, is_secret in parts:
-        clean_by_key[key], inside = (
-            (SECRET, {(*path, key): value}) if is_secret else hidden(value, clean_text, (*path, key))
+        name = clean_text(key) if isinstance(key, str) else key
+        clean_by_key[name], inside = (
+            (SECRET, {(*path, name): value}) if is_secret else hidden(value, clean_text, (*path, name))
         )
         changed |= inside
     return (clean_by_key if isinstance(values, dict) else list(clean_by_key.values())), changed

@@ -34,6 +34,7 @@ weights worker workstation
 """
 ORDINARY = frozenset(WORDS.split())
 COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>78])")  # and other orders to a terminal
+OTHER_NETWORK = r"(?:[-_](?:ib|eth|hsn|opa|roce|mgmt|bmc|ipmi)\d*)?"  # a host's alias there ends so
 TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # torchrun's error report has this machine's name in DNS
 
 
@@ -150,7 +151,7 @@ def _user(name: str) -> re.Pattern[str]:
 def _host(name: str) -> re.Pattern[str]:
     """Matches a host by its first label, with any domain that follows, and its own domain after any other name."""
     label, _, domain = name.partition(".")
-    text = rf"{re.escape(label)}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
+    text = rf"{re.escape(label)}{OTHER_NETWORK}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
     is_ordinary = len(label) <= 4 or label.lower() in ORDINARY or label.isdigit()
     before = r"(?:(?<=@)|(?<=://)|(?<=host=)|(?<=hostname=)|(?<=hostname: ))" if is_ordinary else r"(?<![\w-])"
     under_domain = rf"|(?<![\w-])(?:[\w-]{{1,63}}\.){{1,8}}{re.escape(domain)}(?![\w-])" if "." in domain else ""

@@ -72,7 +72,7 @@ CHECKOUT_VERBS = {  # verbs that run.sh itself handles
 SENT = ("--md", "--json", "--csv")  # options for output that is sent to others
 # names of errors of the operating system about a file, printed as one line without a traceback
 NOT_OURS = {"EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "EEXIST", "EINVAL", "ENXIO"}
-NOT_OURS |= {"ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ELOOP"}
+NOT_OURS |= {"ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ELOOP", "EFBIG"}
 INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")  # first print the user's folders
 # commands that ranks which torchrun or srun started cannot run together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "doctor")

@@ -120,6 +120,10 @@ def _read(
             step_files.append_event(folder, event)
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "run_end", "status": run["status"]}
         step_files.append_event(folder, event)
+    with contextlib.suppress(OSError, ValueError):  # instruments of the user's own write events, too
+        events = step_files.read_events(folder)
+        if (clean := private.redact_all(events, REPO)) != events:
+            step_files.write_events(folder, clean)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
     if failure is None:

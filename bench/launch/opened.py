@@ -21,11 +21,12 @@ from bench.training.open_watch import DATA
 
 OTHER_DATA = "it read a file that is not the track's data: {}"
 OTHER_SOURCE = "it read a source that its identity lacks: {}"
-HIDING = "it left a link, an attribute or shared memory, in which a later run finds data: {}"
+HIDING = "it left links, attributes, shared memory or many names, in which a later run finds data: {}"
 PROGRAMS = (".py", ".pyc", ".cu", ".cuh", ".cpp", ".h", ".hpp")
 MEMORY = "/dev/shm"
 SETTINGS = (".json", ".toml", ".yaml", ".yml")
 SMALL_BYTES = 2**16  # of files with other suffixes than DATA, all together: settings, not data (assumed)
+MAX_NAMES = SMALL_BYTES // 255  # of files and folders that a run leaves elsewhere: a name has up to 255 bytes
 # {size: sha256} of the files with GPT-2's vocabulary, which tiktoken reads from a cache in any folder
 GPT2 = {
     456318: "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
@@ -97,8 +98,11 @@ def doubts_about_own(folder: Path, job: Job, since_s: float) -> Iterator[dict[st
     notes = noted(folder, job.config.hardware.num_processes or 1)
     data, sources = foreign(notes)
     below = f"{os.path.realpath(folder)}{os.sep}"
-    hiding = {note["real"] for note in notes if note["hides"] and not note["real"].startswith(below)}
-    kept = sorted({*filter(os.path.lexists, hiding), *_left_in_memory(since_s)}) if fixes_data(job) else []
+    elsewhere = [note for note in notes if not note["real"].startswith(below) and os.path.lexists(note["real"])]
+    hiding = {note["real"] for note in elsewhere if note["hides"]}
+    names = {note["real"] for note in elsewhere if note["writes"]}  # of folders, which may have nothing in them
+    hiding |= names if len(names) > MAX_NAMES else set()
+    kept = sorted(hiding | {*_left_in_memory(since_s)}) if fixes_data(job) else []
     # also small ones, which are no part of its identity: open_watch.py does not note those of the system
     files = [note["real"] for note in data if not note["real"].startswith(below)] if fixes_data(job) else []
     for sentence, paths in ((OTHER_DATA, files), (OTHER_SOURCE, sources), (HIDING, kept)):

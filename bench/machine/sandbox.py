@@ -236,11 +236,14 @@ class Watch:
             return f"less than {MIN_FREE_GIB:g} GiB are left on the disk that it writes to"
         if disk.f_files and disk.f_favail < MIN_FREE_FILES:
             return f"fewer than {MIN_FREE_FILES} files can be made on the disk that it writes to"
-        for entry in plain_file.entries_below(self._folder):
+        unseen: dict[str, str] = {}  # {folder that could not be read: why}
+        for entry in plain_file.entries_below(self._folder, unseen.__setitem__):
             with contextlib.suppress(OSError):  # it no longer exists
                 num_bytes, num_files = num_bytes + entry.stat(follow_symlinks=False).st_blocks * 512, num_files + 1
             if limits.num_files is not None and num_files > limits.num_files:
                 return f"it wrote more than {limits.num_files} files"
+        if whys := [why for path, why in unseen.items() if os.path.lexists(path)]:  # else removed meanwhile
+            return f"the files in a folder that it made cannot be counted: {whys[0]}"
         if limits.disk_gib is not None and num_bytes > limits.disk_gib * GIB:
             return f"it wrote {num_bytes / GIB:.1f} GiB, and may write {limits.disk_gib:.1f}"
         return None

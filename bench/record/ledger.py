@@ -166,7 +166,10 @@ def first_of(file: FileIO) -> str | None:
 
 
 def _last_line(file: FileIO, size: int) -> bytes | None:
-    """Returns the bytes of the last line that is not empty, with its newline if it has one; None if there is none."""
+    """Returns the bytes of the last line that is not empty, with its newline if it has one; None if there is none.
+
+    Raises OSError for a line that cannot be the ledger's.
+    """
     num_bytes = 4096
     while True:
         start = max(0, size - num_bytes)
@@ -179,6 +182,8 @@ def _last_line(file: FileIO, size: int) -> bytes | None:
         if not start:
             return None
         num_bytes *= 4  # growing blocks, read as a whole: the cost is linear in the length of a long line
+        if num_bytes > plain_file.MAX_LINES_BYTES:
+            raise OSError(errno.EFBIG, f"its last line has more than {num_bytes // 4:,} bytes: restore it", file.name)
 
 
 def name_of_line(last: bytes | None) -> str | None:

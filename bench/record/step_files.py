@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -205,7 +205,16 @@ def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
 
 def append_event(folder: Path | str, event: Mapping[str, Any]) -> None:
     """Appends an event: t_ns (time.perf_counter_ns), utc, event (its name) and further fields.  May raise OSError."""
-    _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
+    _append(Path(folder) / "events.jsonl", _event_line(event))
+
+
+def write_events(folder: Path | str, events: Iterable[Mapping[str, Any]]) -> None:
+    """Replaces events.jsonl, atomically.  May raise OSError."""
+    atomic.write_text(Path(folder) / "events.jsonl", "".join(map(_event_line, events)))
+
+
+def _event_line(event: Mapping[str, Any]) -> str:
+    return json.dumps(atomic.without_nan(event)) + "\n"
 
 
 def read_events(folder: Path | str) -> list[dict[str, Any]]:

@@ -24,14 +24,14 @@ MAX_FILES, OTHERS = 100_000, "other files"  # all further ones are noted as one
 REDIRECTED = re.compile(r">>?\s*([^\s'\"=<>|;&]+)")  # in a command: what it writes
 MUCH = 2**62  # bytes that stand for those of other files, and of a folder that is moved
 PACKAGES = ("site-packages", "dist-packages")
-SETTINGS = "/etc/"  # of the system: who writes there changes them for all
+SETTINGS = ("/etc/", "/proc/sys/", "/sys/")  # of the system: who writes there changes them for all
 SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/proc", "/sys", "/usr")
 
 
 def watch(path: str, accepted: Iterable[str] = ()) -> None:
     """Appends a line to the file `path` for each file that this process and its forks read or make.
 
-    Not noted are the interpreter, its packages, the system's files but what is written in /etc, compile caches, sources
+    Not noted are the interpreter, its packages, the system's files but changed settings, compile caches, sources
     of modules that are loaded already (a traceback reads them), and accepted files and folders.  A data file has a line
     whenever it is opened, at most ten a second; any other has one.  Only Python's events are seen and the files that a
     command names, not what torch.from_file, C++ and other programs read.

@@ -22,10 +22,11 @@ from bench.record import step_files
 
 TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
 PHASES = ("data", "forward", "backward", "optimizer")  # phases of a step, in the order in which they first begin
+MAX_SUMMARY_CHARS = 2**20  # of one instrument in run.json (assumed)
 Warned = dict[str, str]  # {"instrument", "edge", "error"}: what warning() returns
 ANSWERS: dict[str, Any] = {  # the methods that instruments answer after training, and the types of their answers
     "columns": dict[Annotated[str, msgspec.Meta(pattern=r"^\w[\w .:/-]*$")], dict[int, int | float | None]],  # in a csv
-    "flags": dict[int, str],
+    "flags": dict[int, Annotated[str, msgspec.Meta(pattern=r"^[\w-]+$")]],
     "summary": dict,
     "merge": dict,
     "doubts": list[str],
@@ -283,5 +284,8 @@ def warning(name: str, edge: str, error: Exception) -> Warned:
 
 def _checked(kind: str, value: Any) -> Any:
     """Returns the value.  Raises TypeError or ValueError unless its type is that in ANSWERS and numbers are finite."""
-    decoded = msgspec.json.decode(json.dumps(value, allow_nan=False), type=ANSWERS[kind])
+    encoded = json.dumps(value, allow_nan=False)
+    if ANSWERS[kind] is dict and len(encoded) > MAX_SUMMARY_CHARS:
+        raise ValueError(f"{kind}() has {len(encoded):,} characters as JSON, of which {MAX_SUMMARY_CHARS:,} are kept")
+    decoded = msgspec.json.decode(encoded, type=ANSWERS[kind])
     return value if ANSWERS[kind] is dict else decoded
