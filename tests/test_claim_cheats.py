@@ -119,6 +119,11 @@ def test_fewer_compilations_than_the_track_asks_are_refused(results, monkeypatch
     assert PLAN not in failed(results.race(monkeypatch, "n=3", "compilations=3"))
 
 
+def test_seeds_that_were_chosen_are_refused(results, monkeypatch):
+    """The cheapest cheat: seeds that are known to reach the target."""
+    assert failed(results.race(monkeypatch, "n=3", "seed=1234"))[PLAN].endswith("its first seed was chosen, 1234")
+
+
 @pytest.mark.parametrize(("cache", "is_refused"), [("cold", False), (None, False), ("warm", True)])
 def test_a_compilation_that_found_compiled_code_is_refused(results, monkeypatch, cache, is_refused):
     """script.env or the arm's own code may name another TORCHINDUCTOR_CACHE_DIR, which all compilations then share."""

@@ -69,15 +69,15 @@ BUDGET = {
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_863,
-    "compare": 3_578,
+    "compare": 3_577,
     "launch": 7_468,
     "report": 4_694,
-    "plans": 9_722,
-    "claims": 3_445,
+    "plans": 9_726,
+    "claims": 3_448,
     "api": 1_352,
     "cli": 4_610,
     "models": 3_442,
-    "tests": 58_151,
+    "tests": 58_166,
 }
 SLACK = 250
 

@@ -975,6 +975,16 @@ def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go
     assert _result(first)["earlier_races"] is None and "raced-before" not in _result(first)["flags"]
 
 
+def test_a_seed_that_was_chosen_is_named_and_supports_no_claim(results, go, capsys):
+    """A cheat: of three hundred seeds those with which an equally good arm is better, found in another folder."""
+    for words_typed, is_flagged in ((["seed=1234"], True), ([], False)):
+        go("A=", "B=optim.beta2=0.99", "n=2", "on=loss", *words_typed, time_of=noisy(1))
+        assert ("its first seed was chosen (leave seed= out)" in capsys.readouterr().out) == is_flagged
+        newest = max((results.folder / "races").iterdir(), key=_made_at)
+        assert ("seed-given" in _result(newest)["flags"]) == is_flagged
+        assert json.loads((newest / "plan.json").read_text())["seed_given"] == is_flagged
+
+
 def test_a_change_without_an_effect_makes_no_other_arm_of_a_race(results, go, capsys):
     """Else each try of a race that is repeated until it is won would have the whole alpha."""
     go("A=", "B=optim.beta2=0.99", "n=2", "on=loss", time_of=noisy(1))

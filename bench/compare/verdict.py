@@ -258,30 +258,29 @@ def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tupl
 def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) -> list[str]:
     """Returns the flags that qualify the verdict."""
     rows = [row for group in arms for row in group]
-    ns, plan = comparison["time"]["n"], comparison["plan"]
+    ns, plan, of_plan = comparison["time"]["n"], comparison["plan"], given.plan or {}
     seeds = [[row["seed"] for row in group if row["seed"] is not None] for group in arms]
     a, b = comparison["started"]
+    is_compared, has_compiled = comparison["comparable"], any(row["compile_s"] for row in rows)
     flags = {
         "uncalibrated": given.floor_pct is None,
-        "n=1": comparison["comparable"] and min(ns) == 1,
+        "n=1": is_compared and min(ns) == 1,
         "no-spread": min(ns) > 1 and comparison["time"]["p"] is None,
         "runs-without-a-time": any(len(timed) < len(all_) for timed, all_ in zip(arms, started, strict=True)),
         "suspect-runs": any(row["machine_doubts"] for row in rows) and not comparison["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
-        "runs-excluded": bool(comparison["excluded"]) and comparison["comparable"],
+        "runs-excluded": bool(comparison["excluded"]) and is_compared,
         "one-clock": sum(map(clocks.has_outside_clock, arms)) == 1,
-        clocks.MORE_BESIDE: (comparison["comparable"] or any(row.get("budget") for row in rows))
-        and clocks.spends_more_beside(arms),
-        "one-compilation": comparison["comparable"]
-        and any(row["compile_s"] for row in rows)
-        and ((given.plan or {}).get("compilations") or 1) == 1,
-        "outliers-contradict": comparison["comparable"] and effects.rests_on_clipping(comparison["time"]),
+        clocks.MORE_BESIDE: (is_compared or any(row.get("budget") for row in rows)) and clocks.spends_more_beside(arms),
+        "one-compilation": is_compared and has_compiled and (of_plan.get("compilations") or 1) == 1,
+        "outliers-contradict": is_compared and effects.rests_on_clipping(comparison["time"]),
         "baseline-unsteady": effects.differs_from_itself(comparison["time"]),
+        "seed-given": bool(of_plan.get("seed_given")) and of_plan.get("on") != "time",
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, CALIBRATION) for row in rows),
         "not-at-a-planned-look": plan is not None and (a != b or a not in plan["looks"]),
         "unplanned-look": given.unplanned_look,
-        effects.ONE_SIDED: (comparison["comparable"] and _is_one_sided(comparison, comparison["time"]))
+        effects.ONE_SIDED: (is_compared and _is_one_sided(comparison, comparison["time"]))
         or comparison["val_loss"].get("flattered") is not None,
         "run-again": max(given.run_again) - min(given.run_again) > effects.MAX_ONE_SIDED,
     }

@@ -39,6 +39,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "one-compilation": "the runs of an arm share one compilation, and its luck looks like a change: use compilations=3",
     "outliers-contradict": "the change has the other sign once outlying runs count in full",
     "baseline-unsteady": "the baseline differs from itself: its runs in even rounds from those in odd ones",
+    "seed-given": "the first seed was chosen: somebody may have known the losses that these seeds give",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms use different numbers of tokens per step to reach the same target",
@@ -103,9 +104,8 @@ def loss_mde_text(loss: Mapping[str, Any]) -> str:
 
 def mde_text(mde_pct: float | None) -> str:
     """Returns the MDE with its unit, "over ..." beyond MAX_MDE_PCT, or "" for None."""
-    if mde_pct is None:
-        return ""
-    return f"over {MAX_MDE_PCT} %" if mde_pct > MAX_MDE_PCT else f"{text_table.two_digits(mde_pct)} %"
+    is_over = mde_pct is not None and mde_pct > MAX_MDE_PCT
+    return "" if mde_pct is None else f"over {MAX_MDE_PCT} %" if is_over else f"{text_table.two_digits(mde_pct)} %"
 
 
 def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:

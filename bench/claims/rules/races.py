@@ -76,7 +76,8 @@ def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 @_if_raced
 def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
-    """Alpha and margins are at most the track's, the race asks what the track judges, and enough runs are planned."""
+    """Alpha and margins are at most the track's, the race asks what the track judges, enough runs are planned, and no
+    seed was chosen, whose loss may have been known."""
     track = claim.track_rules
     if not track.fixed:
         return None, f"track {claim.track} fixes nothing"
@@ -90,6 +91,8 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
             laxer.append(f"{state.plan['compilations']} compilations, the track's are {track.rules.compilations}")
         if (on := state.plan["on"]) not in plan.QUESTIONS_OF_TRACK[track.rules.judged]:
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
+        if state.plan.get("seed_given"):
+            laxer.append(f"its first seed was chosen, {state.plan['first_seed']}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     metric = metric_of(claim.rows)
     margin, source = target.margin_of(claim.track, metric)

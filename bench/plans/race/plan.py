@@ -44,7 +44,8 @@ FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer show little of how compilat
 PLAIN = re.compile(r"[\w./-]+")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"margin": None, "metric": VAL_LOSS, "equivalence_margin_pct": MARGIN_PCT}
-DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None, "sequential": None, "compilations": 1}
+DEFAULTS |= {"first_seed": 0, "seed_given": False, "order_seed": 0}
+DEFAULTS |= {"on": "time", "why_on": None, "sequential": None, "compilations": 1}
 OTHER_WORDS = dict.fromkeys(("reps", "repeats", "runs", "rounds"), "n")
 
 

@@ -76,7 +76,7 @@ def planned(
     """
     commits = check(request)
     wanted = {name: arm | {"overrides": _pinned(arm["overrides"])} for name, arm in request.pop("arms").items()}
-    settings = {"n": plan.N, **request}
+    settings = {"n": plan.N, "seed_given": "first_seed" in request, **request}
     if facts is None:
         with worktrees.checked_out(REPO, commits, f"facts-{secrets.token_hex(4)}-") as paths:
             code_and_overrides = {name: (paths.get(name, REPO), arm["overrides"]) for name, arm in wanted.items()}

@@ -133,6 +133,8 @@ def _in_the_way_of_a_claim(design: Mapping[str, Any]) -> Iterator[str]:
     if "on" in design and design["on"] not in plan.QUESTIONS_OF_TRACK[rules.judged]:
         on = plan.QUESTIONS_OF_TRACK[rules.judged][0]
         yield f"the race compares {design['on']}, and track {track} judges {rules.judged} (on={on})"
+    if design.get("seed_given"):
+        yield "its first seed was chosen (leave seed= out)"
     if design.get("compilations", 1) < rules.compilations:
         yield f"track {track} requires compilations={rules.compilations} or more"
 

@@ -307,7 +307,8 @@ def _race(
     if folder is None:
         saves = [SAVE] if not name.endswith(RACE) and submissions.program_of(a) is None else []
         request: dict[str, Any] = {"arms": _arms(a, b, saves), "name": f"{search.name}-{name}"}
-        request |= {"on": search.settings["on"], "first_seed": secrets.randbelow(MAX_SEED), **settings}
+        seed = {"first_seed": secrets.randbelow(MAX_SEED), "seed_given": False}
+        request |= {"on": search.settings["on"], **seed, **settings}
         folder, is_new = planning.begin(request, search.results, True, facts), True
     planning.enter(folder, search.results)
     if state.read(folder, search.results).has_ended:  # race.json alone may be that of a process that was killed then
