@@ -70,14 +70,14 @@ BUDGET = {
     "analysis": 8_282,
     "training": 8_863,
     "compare": 3_577,
-    "launch": 7_468,
+    "launch": 7_469,
     "report": 4_694,
     "plans": 9_726,
     "claims": 3_448,
     "api": 1_352,
     "cli": 4_610,
     "models": 3_442,
-    "tests": 58_166,
+    "tests": 58_169,
 }
 SLACK = 250
 

@@ -247,6 +247,7 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
         ("trained_before", "its loss at step 0 is already 2.600"),
         ("goes_back", "its lines are of 2 runs"),
         ("stops_early", "its last validation is of step 1, and its last step is 6"),
+        ("trains_beyond_its_end", "its last validation is of step 9, and its last step is 9 of 6"),
         ("edits_itself", "script/train.py changed while it ran"),
         ("other_data", "it read a file that is not the track's data"),
         ("other_data", "it never opened the track's val shards"),

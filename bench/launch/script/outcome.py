@@ -290,7 +290,8 @@ def _doubts_of_lines(printed: Printed, metric: str, vocab_size: int | None, was_
     if (not is_complete or is_early) and foreign.diverged_step is None and not was_ended:
         name = "validation" if metric in VALIDATED else metric
         seen = f"it prints no {name}" if val_step is None else f"its last {name} is of step {val_step}"
-        yield f"{seen}, and its last step is {last}"
+        beyond = f" of {foreign.declared_steps}" * (0 < (foreign.declared_steps or 0) < last)
+        yield f"{seen}, and its last step is {last}{beyond}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
     if first_loss is not None and vocab_size is not None and validity.is_trained(first_loss, vocab_size):
         yield validity.start_doubt(first_loss, vocab_size)

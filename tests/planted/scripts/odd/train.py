@@ -183,6 +183,8 @@ def main():
     elif WHAT == "diverges":
         say(0, 0.0, 6.0)
         say(1, 0.1, float("nan"))
+    elif WHAT == "trains_beyond_its_end":
+        train(num_steps=NUM_STEPS + 3)
     elif WHAT == "stops_early":
         for step in range(3):
             say(step, 0.06 * step, 6.0 if step < 2 else None)
