@@ -514,16 +514,23 @@ def test_an_own_model_and_instrument_run_in_two_ranks(project):
     text += "class Count(Instrument):\n    steps = 0\n"
     text += "    def on_step_end(self, step): self.steps += 1\n    def summary(self):\n"
     text += "        at, key = os.path.expanduser('~/x'), 'hf_' + 36 * 'a'\n"
+    text += "        self.who = f\"denied for user {os.environ['USER']}\"\n"
     text += "        self.context.emit('note', at=at, key=key)\n"
-    text += "        return {'steps': self.steps, 'at': at, 'key': key, at: 1}\n"
+    text += "        return {'steps': self.steps, 'at': at, 'key': key, at: 1, self.who: self.who}\n"
+    text += "    def flags(self): return {1: os.environ['USER'], 2: 'hf_' + 36 * 'a'}\n"
+    text += "    def columns(self): return {'hf_' + 36 * 'a': {1: 0.5}}\n"
     write(project / "count.py", text)
     write(project / "conf/instruments/count.yaml", "count: {class: 'count.py:Count'}\n")
     overrides = ["model=mine", "track=free", "experiment=smoke", "instruments=[count]", "hardware.num_processes=2"]
-    real_runs.bench(project / "results", "run", *overrides, code=0)
+    real_runs.bench(project / "results", "run", *overrides, code=0, USER="zeldaland")
     (folder,) = real_runs.folders(project / "results")
     record = real_runs.run_json(folder)
     assert record["model"]["arch"] == "my_model.py:MyModel"
-    assert record["instrument_summaries"]["count"] == {"steps": 10, "at": "~/x", "key": "SECRET", "~/x": 1}
+    assert record["instrument_summaries"]["count"] == {"steps": 10, "at": "~/x", "key": "SECRET", "~/x": 1} | {
+        "denied for user USER": "denied for user USER"
+    }
+    assert {row["flags"] for row in real_runs.steps(folder)} == {"", "USER", "SECRET"}
+    assert {row["SECRET"] for row in real_runs.steps(folder)} == {"", "0.5"}
     notes = [event for event in step_files.read_events(folder) if event["event"] == "note"]
     assert [(note["at"], note["key"]) for note in notes] == [("~/x", "SECRET")] * 2
     assert {"own/count.py", "own/my_model.py"} <= record["code"]["files"].keys()

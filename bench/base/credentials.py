@@ -153,11 +153,16 @@ def is_variable(name: str, value: Any) -> bool:
     return is_text and name.isupper() and bool(VARIABLE.search(name)) and not OF_TEXT.fullmatch(name)
 
 
-def hidden(values: Any, clean_text: Callable[[str], str] = redacted, path: Path = ()) -> tuple[Any, dict[Path, str]]:
+def hidden(
+    values: Any,
+    clean_text: Callable[[str], str] = redacted,
+    clean_name: Callable[[str], str] = redacted,
+    path: Path = (),
+) -> tuple[Any, dict[Path, str]]:
     """Returns nested dicts and lists without credentials, and {path: original text} of the values that changed.
 
     The name of a value is its key in a dict, or in a list the option before it (--api-key, VALUE).  clean_text is
-    applied to texts whose name is not that of a credential, and to names.
+    applied to texts whose name is not that of a credential, and clean_name to names.
     """
     if isinstance(values, str):
         clean = clean_text(values)
@@ -172,9 +177,9 @@ def hidden(values: Any, clean_text: Callable[[str], str] = redacted, path: Path 
     clean_by_key: dict[str | int, Any] = {}
     changed: dict[Path, str] = {}
     for key, value, is_secret in parts:
-        name = clean_text(key) if isinstance(key, str) else key
+        name = clean_name(key) if isinstance(key, str) else key
         clean_by_key[name], inside = (
-            (SECRET, {(*path, name): value}) if is_secret else hidden(value, clean_text, (*path, name))
+            (SECRET, {(*path, name): value}) if is_secret else hidden(value, clean_text, clean_name, (*path, name))
         )
         changed |= inside
     return (clean_by_key if isinstance(values, dict) else list(clean_by_key.values())), changed

@@ -192,9 +192,13 @@ def way(target: Path, at: Path | str) -> str | None:
     return relative if len(parts) == relative.count(os.sep) + 1 or redact(absolute, REPO) == absolute else None
 
 
-def redact_all(values: Any, repo: Path | str) -> Any:
-    """Applies redact() to each text in nested dicts and lists; a value named as a credential becomes SECRET."""
-    return credentials.hidden(values, lambda text: redact(text, repo))[0]
+def redact_all(values: Any, repo: Path | str, is_prose: bool = False) -> Any:
+    """Applies redact() to each text in nested dicts and lists; a value named as a credential becomes SECRET.
+
+    is_prose: as in redact(), but a name of one word stays, as a metric may be called as the user.
+    """
+    clean_name = lambda name: redact(name, repo, is_prose=is_prose and " " in name)  # noqa: E731
+    return credentials.hidden(values, lambda text: redact(text, repo, is_prose=is_prose), clean_name)[0]
 
 
 def redact_logs(folder: Path, repo: Path | str) -> None:

@@ -99,7 +99,7 @@ def _read(
     Returns (rows of steps.csv, stalls).  Raises OSError.
     """
     os.stat(folder)  # raises FileNotFoundError if it was removed
-    measured = private.redact_all(atomic.read_json(folder / run_folder.RESULT, {}), REPO)
+    measured = private.redact_all(atomic.read_json(folder / run_folder.RESULT, {}), REPO, is_prose=True)
     failure = after_race.spared(measured, failure)
     if failure is None and not measured:
         failure = failures.failure("exception", "the workers ended well but left no result")
@@ -122,7 +122,7 @@ def _read(
         step_files.append_event(folder, event)
     with contextlib.suppress(OSError, ValueError):  # instruments of the user's own write events, too
         events = step_files.read_events(folder)
-        if (clean := private.redact_all(events, REPO)) != events:
+        if (clean := private.redact_all(events, REPO, is_prose=True)) != events:
             step_files.write_events(folder, clean)
     private.redact_logs(folder, REPO)
     atomic.release(folder)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from bench.base import private
 from bench.base.metric import VAL_BPB
+from bench.base.paths import REPO
 from bench.config.windows import ProfilerWindow
 from bench.record import step_files
 
@@ -233,7 +235,12 @@ class InstrumentSet:
         column_names = {*step_files.RUN_COLUMNS, VAL_BPB.name}
         for instrument in self.instruments + (self._dropped if kind == "flags" else []):
             try:
-                value = _checked(kind, getattr(instrument, kind)())
+                value = getattr(instrument, kind)()
+                if kind == "columns":  # of a million numbers only the names are texts
+                    value = {private.redact(name, REPO): column for name, column in value.items()}
+                else:
+                    value = private.redact_all(value, REPO, is_prose=True)
+                value = _checked(kind, value)
                 if kind == "columns" and (names := column_names & value.keys()):
                     raise ValueError(f"columns {sorted(names)} are written by the run or by another instrument already")
             except Exception as error:
