@@ -257,6 +257,7 @@ class Racers:
         monkeypatch.setattr(
             "bench.plans.race.planning.secrets.randbits", lambda bits: 1
         )  # so that the order of the race is reproducible
+        monkeypatch.setattr("bench.plans.race.planning.secrets.randbelow", self.next_seed)
         clock = types.SimpleNamespace(**vars(utc) | {"now": lambda: self.results.now})
         for module in (ledger, planning):  # times of plans, looks and ends must be between those of the runs
             monkeypatch.setattr(module, "utc", clock)
@@ -272,6 +273,11 @@ class Racers:
         monkeypatch.setattr(arm_process, "start", self.start)
         monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: ("41" * 64)[:64])
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.results.folder))
+
+    def next_seed(self, limit):
+        """Returns a seed that no run had, small because val_loss_of() adds it to the loss."""
+        starts = [run["start"] for run in ledger.read(self.results.folder).runs.values()]
+        return max((start["seed"] or 0 for start in starts), default=-1) + 1
 
     def facts(self, folder, overrides, results):
         conf = config(0, overrides)

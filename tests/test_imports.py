@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_518,
+    "base": 2_532,
     "config": 3_342,
-    "machine": 4_704,
+    "machine": 4_707,
     "data": 1_669,
-    "record": 7_552,
+    "record": 7_553,
     "web": 1_149,
     "analysis": 8_282,
-    "training": 8_863,
-    "compare": 3_577,
-    "launch": 7_469,
+    "training": 8_879,
+    "compare": 3_581,
+    "launch": 7_472,
     "report": 4_694,
-    "plans": 9_726,
+    "plans": 9_722,
     "claims": 3_448,
     "api": 1_352,
     "cli": 4_610,
     "models": 3_442,
-    "tests": 58_169,
+    "tests": 58_233,
 }
 SLACK = 250
 

@@ -128,24 +128,31 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
     assert "not JSON serializable" in watch.warnings[1]["error"]
 
 
-def test_a_flag_is_one_word_and_a_summary_is_no_trace(context):
-    for kind, value, why in (
-        ("flags", {1: "gc, swap"}, "matching regex"),
-        ("flags", {1: "/home/ada/x"}, "matching regex"),
-        ("summary", {"text": "x" * 2**20}, "1,048,588 characters"),
-    ):
-        seeing = Seeing(context)
-        setattr(seeing, kind, lambda value=value: value)
-        watch = InstrumentSet([seeing])
-        assert watch.collect(kind) == {} and why in watch.warnings[0]["error"]
-
-
-@pytest.mark.parametrize("name", ["a,b", 'a"b', "a\nb", "=1+1", ""])
-def test_the_name_of_a_column_is_one_cell_of_a_csv(context, name):
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("a,b", "a_b"),
+        ('a"b', "a_b"),
+        ("gc\n", "gc_"),
+        ("=1+1", "_1+1"),
+        ("-x", "_x"),
+        ("x;y", "x_y"),
+        *((usual, usual) for usual in ("loss (ema)", "util_%", "lr[0]", "attn->mlp", "p50*", "gc.gen2", "oom/retry")),
+    ],
+)
+def test_the_name_of_a_column_and_a_flag_are_cells_of_a_csv(context, name, cell):
     seeing = Seeing(context)
-    seeing.columns = lambda: {name: {1: 0.0}}
+    seeing.columns, seeing.flags = lambda: {name: {1: 0.0}}, lambda: {1: name}
     watch = InstrumentSet([seeing])
-    assert watch.collect("columns") == {} and "matching regex" in watch.warnings[0]["error"]
+    assert watch.collect("columns") == {"seeing": {cell: {1: 0.0}}}
+    assert watch.collect("flags") == {"seeing": {1: cell}} and watch.warnings == []
+
+
+def test_a_summary_is_no_trace(context):
+    seeing = Seeing(context)
+    seeing.summary = lambda: {"text": "x" * 2**20}
+    watch = InstrumentSet([seeing])
+    assert watch.collect("summary") == {} and "1,048,588 characters" in watch.warnings[0]["error"]
 
 
 @pytest.mark.parametrize(

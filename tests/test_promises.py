@@ -3,6 +3,9 @@
 import functools
 import json
 import re
+import shutil
+import tempfile
+from pathlib import Path
 
 import claimed
 import pytest
@@ -153,7 +156,7 @@ NAMES_ITS_USER = """
 import os
 for step in range(6):
     print(f"step:{step}/6 train_loss:4.0 train_time:{10 * step}ms step_avg:10.0ms", flush=True)
-print("step:6/6 train_loss:".ljust(78 - len(os.environ["HOME"])) + " " + os.environ["HOME"], flush=True)
+print("step:6/6 train_loss:".ljust(83 - len(os.environ["HOME"])) + os.environ["HOME"], flush=True)
 print("step:6/6 hf_token=hf_" + 36 * "a", flush=True)
 raise RuntimeError("permission denied for user " + os.environ["USER"])
 """
@@ -161,8 +164,7 @@ raise RuntimeError("permission denied for user " + os.environ["USER"])
 
 def test_what_a_script_says_of_its_user_is_not_in_the_record(tmp_path):
     """Quoted lines are cut, and nothing recognizes half of a private path; a login is a word of a message as well."""
-    home, script = tmp_path / "zeldaland", tmp_path / "train_gpt.py"
-    home.mkdir()
+    home, script = Path(tempfile.mkdtemp(prefix="zeldaland")), tmp_path / "train_gpt.py"  # short enough to be cut
     script.write_text(NAMES_ITS_USER)
     setting = ["script.torchrun=false", "script.dialect=modded-nanogpt"]
     folder = scripted.run(tmp_path / "results", script, *setting, expect=1, HOME=str(home), USER="zeldaland")
@@ -170,3 +172,4 @@ def test_what_a_script_says_of_its_user_is_not_in_the_record(tmp_path):
     assert record["failure"]["message"].endswith("permission denied for user USER")
     assert any("look like metric lines" in doubt["doubt"] for doubt in record["doubts"])
     assert not re.search("zelda|aaaa", (folder / "run.json").read_text())
+    shutil.rmtree(home)

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import math
 import os
 import random
 import re
@@ -24,7 +25,7 @@ from bench.base import utc
 from bench.base.paths import REPO
 from bench.cli import compare, race
 from bench.cli.main import main as bench
-from bench.compare import calibration, comparison, selection
+from bench.compare import calibration, comparison, effects, selection
 from bench.launch import ready
 from bench.machine import code_state, leases, preflight, processes
 from bench.machine.preflight import Check
@@ -948,7 +949,7 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, g
         race.main(["--abandon"])
     go("A=", "B=optim.lr=0.001", "n=2")
     ended = max((results.folder / "races").iterdir(), key=_made_at)
-    with pytest.raises(ValueError, match=f"{ended.name}: has ended: only a race that has no verdict yet"):
+    with pytest.raises(ValueError, match=f"{ended.name}: has ended: only an unfinished race"):
         race.main(["--abandon", ended.name])
     assert _result(ended)["verdict"]
 
@@ -973,6 +974,18 @@ def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go
     capsys.readouterr()
     assert "2 earlier races of these arms in this ledger: " in printed(compare, last.name)
     assert _result(first)["earlier_races"] is None and "raced-before" not in _result(first)["flags"]
+
+
+def test_of_several_near_arms_of_an_earlier_race_the_very_same_is_named_and_the_costliest_counts(results, go):
+    go("A=", "B=optim.beta2=0.99", "C=optim.beta2=0.985", "n=4", time_of=noisy(1, B=50))
+    earlier = max((results.folder / "races").iterdir(), key=_made_at)
+    go("A=", "B=optim.beta2=0.985", "n=4", time_of=noisy(2))
+    newest = max((results.folder / "races").iterdir(), key=_made_at)
+    assert _result(newest)["earlier_races"] == {_result(earlier, "C")["verdict"]: 1}
+    arms = selection.arms_from_words([f"{newest}:A", f"{newest}:B"])
+    found = comparison.earlier_races(*arms)
+    weights = [math.exp(effects.log_left(_result(earlier, name)["time"], "time")) for name in "BC"]
+    assert found.arms == [f"{earlier.name}:C"] and found.weight == pytest.approx(min(weights)) != max(weights)
 
 
 def test_a_seed_that_was_chosen_is_named_and_supports_no_claim(results, go, capsys):
@@ -1000,8 +1013,8 @@ def _made_at(folder):
     return json.loads((folder / "plan.json").read_text())["made_at"]
 
 
-def _result(folder):
-    return json.loads((folder / "race.json").read_text())["result"]["against"]["B"]
+def _result(folder, arm="B"):
+    return json.loads((folder / "race.json").read_text())["result"]["against"][arm]
 
 
 def test_three_arms_are_judged_together(results, go):

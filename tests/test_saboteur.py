@@ -165,8 +165,11 @@ def test_what_a_race_hands_on_to_its_runs_is_named_when_it_changes(tmp_path, mon
 
     (packages / "torch/__pycache__/a.pyc").write_text("compiled")
     assert changed() == []
-    (tmp_path / "group/cpu.shares").write_text("2")
-    assert changed() == ["the limits of the control groups"]
+    for name in ("cpu.shares", "cpu.cfs_period_us", "cpu.max", "memory.high"):  # of cgroup v1 and v2
+        (tmp_path / "group" / name).write_text("2")
+        assert changed() == ["the limits of the control groups"]
+        before = surroundings.facts(pythons)
+    (tmp_path / "group/cpu.max").write_text("1")
     (packages / "torch/a.py").write_text("import time")
     assert changed() == ["the limits of the control groups", f"the Python code in {packages}"]
     (tmp_path / "bin/python").unlink()

@@ -324,6 +324,7 @@ def test_what_a_process_reads_is_foreign_unless_it_made_it(tmp_path, text, expec
         ("os.symlink('x', 'w0')", None),  # in the run's own folder
         ("[os.mkdir('{other}/%03d' % number) for number in range(300)]", "000"),  # weights in their names
         ("[open('{other}/%03d' % number, 'w').close() for number in range(300)]", "000"),
+        ("[open('{other}/old%03d' % number, 'a').close() for number in range(300)]", None),  # they were there
         ("[os.mkdir('{other}/%03d' % number) for number in range(9)]", None),
         ("[open('%03d' % number, 'w').close() for number in range(300)]", None),
     ],
@@ -334,6 +335,8 @@ def test_links_times_and_attributes_that_a_run_leaves_elsewhere_are_doubted(tmp_
     folder.mkdir()
     other.mkdir()
     (other / "here").touch()
+    for number in range(300):
+        (other / f"old{number:03}").write_text("x")
     notes = folder / ".rank0.opened.tmp"
     code = WATCH.format(text=text.format(other=other))
     done = subprocess.run(
@@ -400,7 +403,7 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     assert [size for size, _ in states] == [3, 5] and len(run["script"]["data_states"]) == 1  # also small ones
     (tmp_path / "own.folder").mkdir()
     moves = scripted.odd(tmp_path / "moves", f"own_data,{own}", "track=free")
-    assert {Path(path).name for path in moves["script"]["written"]} == {"own.out", "own.folder"}
+    assert {Path(path).name for path in moves["script"]["written"]} == {"own.out", "own.tee", "own.folder"}
     refused = script_doubts(scripted.odd(tmp_path / "nano", f"own_data,{own}"))
     assert any(doubt.startswith("it never opened the track's train shards") for doubt in refused)
     assert any("track=free" in doubt for doubt in refused)
@@ -536,6 +539,26 @@ def test_a_killed_script_is_named_and_its_children_end(tmp_path):
     run = real_runs.run_json(folder)
     assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("failed", "rank_killed", "SIGKILL")
     assert len(step_files.read(folder)) > 1  # what it had printed
+
+
+def test_a_cache_that_is_removed_and_a_link_in_place_of_code_lose_no_run_and_lead_nowhere(tmp_path):
+    """Both while it trains: its sources are then those of its own folder, and none is written through the link."""
+    results, precious = tmp_path / "results", tmp_path / "precious"
+    precious.mkdir()
+    script = tmp_path / "train.py"
+    at = f"glob.glob({str(results)!r} + '/*/*/code')"
+    spoils = f"shutil.rmtree({str(tmp_path / 'cache')!r}, ignore_errors=True)\n"
+    links = f"for code in {at}: shutil.rmtree(code); os.symlink({str(precious)!r}, code)\n"
+    line = "print(f'step:{step}/3 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms', flush=True)\n"
+    for text, code in ((spoils, 0), (links, 1)):
+        script.write_text(f"import glob, os, shutil\n{text}for step in range(4): {line}")
+        cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        words = ["track=free", f"name={'ab'[code]}", "script.torchrun=false"]
+        folder = scripted.run(results, script, *words, expect=code, **cache)
+        if code == 0:
+            assert (folder / "code/script/train.py").read_text() == script.read_text()
+    assert real_runs.run_json(folder)["failure"]["message"].startswith("[Errno 40] it is a link, through which nothing")
+    assert not list(precious.iterdir())
 
 
 ENDED = [(signal.SIGTERM, True), slow(signal.SIGKILL, True), slow(signal.SIGKILL, False)]

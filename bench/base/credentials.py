@@ -156,13 +156,13 @@ def is_variable(name: str, value: Any) -> bool:
 def hidden(
     values: Any,
     clean_text: Callable[[str], str] = redacted,
-    clean_name: Callable[[str], str] = redacted,
+    clean_name: Callable[[str], str] | None = None,
     path: Path = (),
 ) -> tuple[Any, dict[Path, str]]:
     """Returns nested dicts and lists without credentials, and {path: original text} of the values that changed.
 
     The name of a value is its key in a dict, or in a list the option before it (--api-key, VALUE).  clean_text is
-    applied to texts whose name is not that of a credential, and clean_name to names.
+    applied to texts whose name is not that of a credential, and clean_name to names; None: names stay.
     """
     if isinstance(values, str):
         clean = clean_text(values)
@@ -177,7 +177,8 @@ def hidden(
     clean_by_key: dict[str | int, Any] = {}
     changed: dict[Path, str] = {}
     for key, value, is_secret in parts:
-        name = clean_name(key) if isinstance(key, str) else key
+        name = clean_name(key) if clean_name and isinstance(key, str) else key
+        name = f"{name}-{len(clean_by_key)}" if name in clean_by_key else name  # two that differed in what is private
         clean_by_key[name], inside = (
             (SECRET, {(*path, name): value}) if is_secret else hidden(value, clean_text, clean_name, (*path, name))
         )

@@ -23,14 +23,15 @@ BLOCK_BYTES = 16 * MIB  # how much of a log is in memory at once
 LOCAL = ("localhost", "localhost4", "localhost6", "localdomain", "ip6-localhost", "ip6-loopback")
 # Common words in records and logs: a host with such a name is redacted only where the text marks it as a host.
 WORDS = """
-adam apple atlas base baseline batch bench benchmark build builder calibration cluster compute computer config
-container cuda darwin data debian debug default desktop device docker fedora files gateway graph guest head home
-hopper host image julia jupyter kernel laptop linux local login loss lower machine main manager master metal model
-muon network nodes norm notebook nvidia optim other output personal pipeline primary production profile python queue
-race rank ranks record records release remote results root router runner sample script seed server session shared
-shell slurm small spark speedrun staging state steps storage studio submit system table target tensor test testing
-token torch trace track train trainer training triton ubuntu upper user valid value vector version virtual warmup
-weights worker workstation
+adam apple atlas base baseline batch bench benchmark build builder calibration clock cluster code compute computer
+config container cuda darwin data debian debug default desktop device docker fedora file files gateway graph guest
+head home hopper host image julia jupyter kernel laptop layers line lines linux local login loss lower machine main
+manager master memory metal model modern muon network node nodes norm notebook nvidia optim other output personal
+pipeline primary process processes production profile project python queue race rank ranks record records release
+remote results root router runner sample script seed server session shared shell slurm small spark speedrun stages
+staging stalls state steps storage studio submit system table target telemetry tensor test testing time times token
+torch trace track train trainer training triton ubuntu upper user valid value vector version virtual vscode warmup
+weights windowed work worker workspace workstation
 """
 ORDINARY = frozenset(WORDS.split())
 COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>78])")  # and other orders to a terminal
@@ -99,7 +100,8 @@ def redact(
             text = re.sub(rf"{re.escape(str(root))}/{COPY_NAME.pattern}", ".", text)
     text = TORCHRUN_HOST.sub(r"\1HOST", credentials.redacted(text))
     home = os.path.expanduser("~") if home is None else home
-    users = (os.path.basename(home), *_logins()) if user is None else (user,)
+    logins = _logins() if user is None else (user,)
+    users = {os.path.basename(home), *logins} if user is None else logins
     for folder, short in ((os.fspath(repo), "."), (home, "~")):
         for path in _spellings(folder):
             if len(path) > 1 and path in text:
@@ -107,7 +109,7 @@ def redact(
     for name in {*users} - {"", "root"}:
         if name in text:
             text = _user(name).sub("USER", text)
-            if is_prose and len(name) > 3 and name.lower() not in ORDINARY:
+            if is_prose and name in logins and len(name) > 3 and name.lower() not in ORDINARY:
                 text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w./-])", "USER", text)
     lower = text.lower()
     for name in _hosts() if host is None else [host]:
@@ -192,12 +194,12 @@ def way(target: Path, at: Path | str) -> str | None:
     return relative if len(parts) == relative.count(os.sep) + 1 or redact(absolute, REPO) == absolute else None
 
 
-def redact_all(values: Any, repo: Path | str, is_prose: bool = False) -> Any:
+def redact_all(values: Any, repo: Path | str, is_prose: bool = False, names: bool = False) -> Any:
     """Applies redact() to each text in nested dicts and lists; a value named as a credential becomes SECRET.
 
-    is_prose: as in redact(), but a name of one word stays, as a metric may be called as the user.
+    names: also to the names of values, of which one word stays, as a metric may be called as the user.
     """
-    clean_name = lambda name: redact(name, repo, is_prose=is_prose and " " in name)  # noqa: E731
+    clean_name = (lambda name: redact(name, repo, is_prose=is_prose and " " in name)) if names else None
     return credentials.hidden(values, lambda text: redact(text, repo, is_prose=is_prose), clean_name)[0]
 
 

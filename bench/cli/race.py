@@ -166,7 +166,7 @@ def _raced(args: argparse.Namespace, results: Path, may_be_identical: bool) -> t
         folder = _chosen(results, args.abandon)
         with state.locked(folder):
             if state.read(folder, results).has_ended:
-                raise ValueError(f"{folder.name}: has ended: only a race that has no verdict yet can be abandoned")
+                raise ValueError(f"{folder.name}: has ended: only an unfinished race can be abandoned")
             worktrees.remove_all(REPO, f"{folder.name}-")  # of a killed race
             return folder, runner.finish(folder, results, "abandoned", "abandoned on request (--abandon)")
     is_new = False

@@ -158,7 +158,9 @@ def earlier_than(
     """Returns the races of these two arms, in either order, that precede a plan in a ledger, which may lack the plan.
 
     An arm is its code and its config, or one that differs only in floats by less than 1 % or in timeouts: else a race
-    could be repeated with a change that has no effect.  among: the ids of the races that count; None: all.
+    could be repeated with a change that has no effect.  Of several such arms of a race, the one that had this very
+    config is named, and the e-value is the least of them; of a run that has not begun, only this very config is known
+    to be one.  among: the ids of the races that count; None: all.
 
     Repeating a race until it is won proves nothing, so each earlier race multiplies alpha by its e-value, at most 1, or
     by 1/2 if it has none, as for a plan that asks for the loss or for steps.  The product is an e-process over all
@@ -170,6 +172,7 @@ def earlier_than(
     starts = {(slot["race_id"], slot.get("arm")): line for line in lines if (slot := line.get("race"))}
     over = {line["race_id"] for line in lines if line["event"] == "race_end"}
     a, b = (plan["arms"][name] for name in arms_of_plan)
+    config_ids = a.get("config_id"), b.get("config_id")
     for line in lines:
         if not isinstance(line.get("arms"), dict):
             continue
@@ -180,18 +183,19 @@ def earlier_than(
         runs: dict[str, Any] = {name: starts.get((line["race_id"], name), {}) for name in line["arms"]}
         is_a, is_b = ({name for name, kind in line["arms"].items() if _is_arm(arm, kind, runs[name])} for arm in (a, b))
         baseline = line.get("baseline")
-        names = sorted((is_b if baseline in is_a else is_a if baseline in is_b else set[str]()) - {baseline})
+        candidates = (is_b if baseline in is_a else is_a if baseline in is_b else set[str]()) - {baseline}
+        names = sorted(candidates, key=lambda name: (line["arms"][name][0] not in config_ids, name))
         if line["race_id"] in over and not any(runs[name] for name in names):
             continue
         if names:
             ended, log_left = "none", effects.log_left({}, None)  # if the race is unfinished, abandoned or deleted
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 race = race_folder.vouched(race_folder.of(results, line["race_id"]))
-                verdict_then = race_folder.verdicts_of(race)[names[0]]
-                ended = str(verdict_then["verdict"])
-                log_left = effects.log_left(verdict_then["time"], plan.get("on"))
+                verdicts = race_folder.verdicts_of(race)
+                ended = str(verdicts[names[0]]["verdict"])
+                log_left = min(effects.log_left(verdicts[name]["time"], plan.get("on")) for name in names)
             num_by_verdict[ended if ended in VERDICTS else "none"] += 1
-            if line["arms"][names[0]][0] in (a.get("config_id"), b.get("config_id")):
+            if line["arms"][names[0]][0] in config_ids:
                 before.append(f"{line['race_id']}:{names[0]}")
             weight *= math.exp(log_left)
     counts = {name: num_by_verdict[name] for name in (*VERDICTS, "none") if num_by_verdict[name]}

@@ -275,7 +275,7 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
         "one-compilation": is_compared and has_compiled and (of_plan.get("compilations") or 1) == 1,
         "outliers-contradict": is_compared and effects.rests_on_clipping(comparison["time"]),
         "baseline-unsteady": effects.differs_from_itself(comparison["time"]),
-        "seed-given": bool(of_plan.get("seed_given")) and of_plan.get("on") != "time",
+        "seed-given": bool(of_plan.get("seed_given")),
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, CALIBRATION) for row in rows),
         "not-at-a-planned-look": plan is not None and (a != b or a not in plan["looks"]),

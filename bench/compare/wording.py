@@ -49,7 +49,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "without-its-plan": "these runs of a race are compared without its plan: name the race instead",
     "unplanned-look": "someone looked at an interim state that the plan does not foresee: the verdict is not evidence",
     "run-again": "{} runs of the baseline and {} of the candidate were interrupted and run again, perhaps the bad ones",
-    "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
+    "raced-before": "the ledger has races of these arms, or near ones: repeated often enough, a race differs by chance",
     "forced": "numbers were requested although the runs are not comparable",
 }
 MAX_MDE_PCT, MAX_NEEDED = 1000, 1000  # MAX_NEEDED: most runs of each arm that another race is advised to make
@@ -98,14 +98,14 @@ def cells(comparison: Mapping[str, Any], key: str) -> list[str]:
 
 def loss_mde_text(loss: Mapping[str, Any]) -> str:
     """Returns the MDE of a Loss in its unit, "" if it is not known."""
-    mde, unit = loss.get("mde"), metric_of(loss).unit
-    return "" if mde is None else f"{mde:.2g} {unit}".rstrip()
+    return "" if loss.get("mde") is None else f"{loss['mde']:.2g} {metric_of(loss).unit}".rstrip()
 
 
 def mde_text(mde_pct: float | None) -> str:
     """Returns the MDE with its unit, "over ..." beyond MAX_MDE_PCT, or "" for None."""
-    is_over = mde_pct is not None and mde_pct > MAX_MDE_PCT
-    return "" if mde_pct is None else f"over {MAX_MDE_PCT} %" if is_over else f"{text_table.two_digits(mde_pct)} %"
+    if mde_pct is None:
+        return ""
+    return f"over {MAX_MDE_PCT} %" if mde_pct > MAX_MDE_PCT else f"{text_table.two_digits(mde_pct)} %"
 
 
 def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:

@@ -99,7 +99,7 @@ def _read(
     Returns (rows of steps.csv, stalls).  Raises OSError.
     """
     os.stat(folder)  # raises FileNotFoundError if it was removed
-    measured = private.redact_all(atomic.read_json(folder / run_folder.RESULT, {}), REPO, is_prose=True)
+    measured = atomic.read_json(folder / run_folder.RESULT, {})
     failure = after_race.spared(measured, failure)
     if failure is None and not measured:
         failure = failures.failure("exception", "the workers ended well but left no result")
@@ -161,9 +161,9 @@ def _merge(
         run["look"] = look
     earlier = (run.get("segments") or [])[:-1]
     own["wall_s"] += sum(segment["wall_s"] for segment in earlier)
-    run["measured"] = measured.get("measured", {}) | own
+    run["measured"] = private.redact_all(measured.get("measured", {}), REPO) | own
     run["instrument_summaries"] = measured.get("instrument_summaries", {})
-    run["referee"] = run.get("referee", {}) | measured.get("referee", {})
+    run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)
     if earlier and failure is None:
         _close(run, earlier)
     state = run_folder.newest_checkpoint_state(folder) if failure and failure["kind"] == "preempted" else {}

@@ -21,7 +21,8 @@ from bench.training.open_watch import DATA
 
 OTHER_DATA = "it read a file that is not the track's data: {}"
 OTHER_SOURCE = "it read a source that its identity lacks: {}"
-HIDING = "it left links, attributes, shared memory or many names, in which a later run finds data: {}"
+HIDING = "it left a link, an attribute or shared memory, in which a later run could find data: {}"
+NAMES = "it left many files or folders outside of its run's folder, in whose names a later run could find data: {}"
 PROGRAMS = (".py", ".pyc", ".cu", ".cuh", ".cpp", ".h", ".hpp")
 MEMORY = "/dev/shm"
 SETTINGS = (".json", ".toml", ".yaml", ".yml")
@@ -100,12 +101,12 @@ def doubts_about_own(folder: Path, job: Job, since_s: float) -> Iterator[dict[st
     below = f"{os.path.realpath(folder)}{os.sep}"
     elsewhere = [note for note in notes if not note["real"].startswith(below) and os.path.lexists(note["real"])]
     hiding = {note["real"] for note in elsewhere if note["hides"]}
-    names = {note["real"] for note in elsewhere if note["writes"]}  # of folders, which may have nothing in them
-    hiding |= names if len(names) > MAX_NAMES else set()
     kept = sorted(hiding | {*_left_in_memory(since_s)}) if fixes_data(job) else []
+    made = sorted({note["real"] for note in elsewhere if note["writes"] and note["is_new"]})
+    names = made if fixes_data(job) and len(made) > MAX_NAMES else []
     # also small ones, which are no part of its identity: open_watch.py does not note those of the system
     files = [note["real"] for note in data if not note["real"].startswith(below)] if fixes_data(job) else []
-    for sentence, paths in ((OTHER_DATA, files), (OTHER_SOURCE, sources), (HIDING, kept)):
+    for sentence, paths in ((OTHER_DATA, files), (OTHER_SOURCE, sources), (HIDING, kept), (NAMES, names)):
         if paths:
             doubt = private.redact(sentence.format(some(paths, 1)), REPO)
             yield {"rank": None, "instrument": FILES, "doubt": doubt}

@@ -211,7 +211,7 @@ class Watch:
 
     def __init__(self, pid: int, limits: Limits, folder: Path):
         self._pid, self._limits, self._folder = pid, limits, folder
-        self._next_disk_s = 0.0
+        self._next_disk_s, self._unseen = 0.0, dict[str, str]()  # folders that could not be read, at the last look
 
     def exceeded(self) -> str | None:
         """Returns a sentence about the limit that was exceeded, or None."""
@@ -242,8 +242,10 @@ class Watch:
                 num_bytes, num_files = num_bytes + entry.stat(follow_symlinks=False).st_blocks * 512, num_files + 1
             if limits.num_files is not None and num_files > limits.num_files:
                 return f"it wrote more than {limits.num_files} files"
-        if whys := [why for path, why in unseen.items() if os.path.lexists(path)]:  # else removed meanwhile
-            return f"the files in a folder that it made cannot be counted: {whys[0]}"
+        lasting, self._unseen = unseen.items() & self._unseen.items(), unseen
+        if lasting:
+            path, why = min(lasting)
+            return f"files that it wrote cannot be counted, in {path[len(str(self._folder)) + 1 :][:200]}: {why}"
         if limits.disk_gib is not None and num_bytes > limits.disk_gib * GIB:
             return f"it wrote {num_bytes / GIB:.1f} GiB, and may write {limits.disk_gib:.1f}"
         return None

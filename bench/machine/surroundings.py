@@ -21,7 +21,8 @@ from bench.base.paths import REPO
 from bench.machine import bytecode, environment
 
 OF_PROCESS = ("cgroup", "autogroup", "timerslack_ns", "oom_score_adj", "coredump_filter")  # of /proc/self, inherited
-CPU_LIMITS = ("cpu.max", "cpu.weight", "cpu.cfs_quota_us", "cpu.shares", "cpuset.cpus")  # of cgroup v2 and v1
+V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.shares")  # limits of cgroup v1, then of v2
+LIMITS = (*V1, "cpu.max", "cpu.max.burst", "cpu.weight", "cpu.idle", "cpuset.cpus", "memory.high", "io.max")
 PYCACHE = "__pycache__"
 APART = (PYCACHE, "site-packages")  # folders that are looked at by themselves
 TESTS = "test"  # the standard library's own, which no run imports
@@ -53,7 +54,7 @@ def facts(pythons: Iterable[str] = ()) -> dict[str, Any]:
     shared |= {f"the {name}": environment.text_of(f"/proc/self/{name}") for name in OF_PROCESS}
     groups = environment.cgroups("cpu")
     shared["the limits of the control groups"] = [
-        [environment.text_of(group / limit) for limit in CPU_LIMITS] for group in groups
+        [environment.text_of(group / limit) for limit in LIMITS] for group in groups
     ]
     return shared | python_code(pythons)
 

@@ -183,7 +183,8 @@ def _last_line(file: FileIO, size: int) -> bytes | None:
             return None
         num_bytes *= 4  # growing blocks, read as a whole: the cost is linear in the length of a long line
         if num_bytes > plain_file.MAX_LINES_BYTES:
-            raise OSError(errno.EFBIG, f"its last line has more than {num_bytes // 4:,} bytes: restore it", file.name)
+            why = f"its last line has more than {num_bytes // 4:,} bytes: restore the ledger from a copy"
+            raise OSError(errno.EFBIG, why, file.name)
 
 
 def name_of_line(last: bytes | None) -> str | None:

@@ -35,7 +35,7 @@ PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
     "A commit's value is the mean of its runs of one configuration on one machine.  Its time is the geometric mean of "
     "the undisturbed runs in the first race that has two of them, or, without such a race, of all runs in its first; "
-    "commits whose runs were all disturbed are left out if they are half of all or fewer, and two others remain.  "
+    "commits whose runs were all disturbed are left out if they are at most half of all and two others remain.  "
     "Later races are ignored, because commits that share races look alike, so that a steady series would show changes.",
     "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest "
     "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "

@@ -21,7 +21,7 @@ from typing import Any
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 AGAIN_NS = 100_000_000
 MAX_FILES, OTHERS = 100_000, "other files"  # all further ones are noted as one
-REDIRECTED = re.compile(r">>?\s*([^\s'\"=<>|;&]+)")  # in a command: what it writes
+REDIRECTED = re.compile(r"(?:>>?|\btee(?:\s+-\w+)*\s)\s*([^\s'\"=<>|;&]+)")  # in a command: what it writes
 MUCH = 2**62  # bytes that stand for those of other files, and of a folder that is moved
 PACKAGES = ("site-packages", "dist-packages")
 SETTINGS = ("/etc/", "/proc/sys/", "/sys/")  # of the system: who writes there changes them for all

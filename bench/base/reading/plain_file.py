@@ -105,6 +105,8 @@ def entries_below(
             with os.scandir(path) as entries:
                 contents = list(entries)
         except OSError as error:
+            if depth and error.errno in (errno.ENOENT, errno.ENOTDIR):
+                continue  # removed meanwhile
             if error.errno not in UNREADABLE:
                 raise
             missed(path, os.strerror(error.errno))

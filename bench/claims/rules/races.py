@@ -92,7 +92,7 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
         if (on := state.plan["on"]) not in plan.QUESTIONS_OF_TRACK[track.rules.judged]:
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         if state.plan.get("seed_given"):
-            laxer.append(f"its first seed was chosen, {state.plan['first_seed']}")
+            laxer.append(f"its first seed was chosen ({state.plan['first_seed']}): leave seed= out")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     metric = metric_of(claim.rows)
     margin, source = target.margin_of(claim.track, metric)

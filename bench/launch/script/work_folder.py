@@ -188,12 +188,14 @@ def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, 
     homes = [os.path.realpath(folder / WORK), os.path.realpath(script.root)]
     names = (os.path.relpath(path, home) for path in opened for home in homes if path.startswith(home + os.sep))
     paths = [script.sources[f"script/{name}"] for name in names if f"script/{name}" in script.sources]
-    used = user_code.used_by_script(script.starts, script.sources, paths)
+    own = {name: folder / WORK / name.removeprefix("script/") for name in script.sources}
+    there = {name: path if path.is_file() else own[name] for name, path in script.sources.items()}  # a cache may go
+    used = user_code.used_by_script(script.starts, there, paths)
     for name in used:
         copy = folder / "code" / name
-        for source in (folder / WORK / name.removeprefix("script/"), script.sources[name]):
+        for source in (own[name], script.sources[name]):
             if not copy.exists() and _sha256(source) == script.sha256_by_name[name]:
-                copy.parent.mkdir(parents=True, exist_ok=True)
+                atomic.inner_folder(folder, "code", *Path(name).parent.parts)
                 shutil.copyfile(source, copy)
     return used
 

@@ -26,6 +26,7 @@ OF_SOME = ("own", "python", "num_gpus", "num_nodes")  # facts that only some arm
 # facts of an arm that the plan keeps
 KEPT = ("name", "config_id", "shape_id", "floats", "source_sha256", "commit", "dirty", "deviations", *OF_SOME)
 Facts = dict[str, dict[str, Any]]  # {arm: arm_process.facts()}
+MAX_SEED = 2**30
 MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here
 
 
@@ -97,7 +98,7 @@ def planned(
         settings["why_on"] = None
         if "ladder" not in settings:
             plan.refuse_unanswerable(settings["on"], facts)
-    settings = _as_the_arms_suggest(facts, settings, results) | settings
+    settings = _as_the_arms_suggest(facts, settings) | settings
     return plan.make(arms, made_at=utc.now(), **settings), facts
 
 
@@ -117,13 +118,10 @@ def next_seed(results: Path, config_ids: Container[str]) -> int:
     return max((start["seed"] or 0 for start in starts if start["config_id"] in config_ids), default=-1) + 1
 
 
-def _as_the_arms_suggest(
-    facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any], results: Path
-) -> dict[str, Any]:
+def _as_the_arms_suggest(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns defaults of the request's settings: from the arms, their track and the given settings, or random."""
     first = next(iter(facts.values()))
     rules = target.rules_of(first["track"])
-    ids = {arm["config_id"] for arm in facts.values()}
     on, why_on = plan.question_of(facts, rules.judged)
     on_gpu = any(arm.get("device") == "cuda" for arm in facts.values())
     fewest = plan.fewest_compilations(settings["n"], settings.get("sequential") is not None)
@@ -132,7 +130,7 @@ def _as_the_arms_suggest(
         "compilations": fewest if on_gpu else 1,
         "on": on,
         "why_on": why_on,
-        "first_seed": next_seed(results, ids),
+        "first_seed": secrets.randbelow(MAX_SEED),  # which nobody can have tried
         "order_seed": secrets.randbits(32),
         "session_id": first["session_id"],
         "track": first["track"],

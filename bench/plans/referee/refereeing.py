@@ -39,7 +39,6 @@ AUDITS = ("random_tokens", "held_out", certificates.WEIGHTS)  # audits that a ke
 SAVE = "checkpoint.save=true"  # of runs that may be audited: the last of a confirmation, or of the calibration
 GOAL = ("data", "target", "budget", "stop_at_target", "metric", "val_tokens", "num_steps", "world_size")  # of a row
 QUESTIONS = ("time", "time_to_target", "loss")
-MAX_SEED = 2**30
 
 
 class Refused(ValueError):
@@ -307,8 +306,7 @@ def _race(
     if folder is None:
         saves = [SAVE] if not name.endswith(RACE) and submissions.program_of(a) is None else []
         request: dict[str, Any] = {"arms": _arms(a, b, saves), "name": f"{search.name}-{name}"}
-        seed = {"first_seed": secrets.randbelow(MAX_SEED), "seed_given": False}
-        request |= {"on": search.settings["on"], **seed, **settings}
+        request |= {"on": search.settings["on"], **settings}
         folder, is_new = planning.begin(request, search.results, True, facts), True
     planning.enter(folder, search.results)
     if state.read(folder, search.results).has_ended:  # race.json alone may be that of a process that was killed then

@@ -9,12 +9,11 @@ InstrumentSet calls all instruments of a run as one, collects their answers, and
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from bench.base import private
 from bench.base.metric import VAL_BPB
@@ -25,10 +24,11 @@ from bench.record import step_files
 TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
 PHASES = ("data", "forward", "backward", "optimizer")  # phases of a step, in the order in which they first begin
 MAX_SUMMARY_CHARS = 2**20  # of one instrument in run.json (assumed)
+NO_CELL = re.compile(r'[,;"\x00-\x1f\x7f-\x9f]|^[=+@-]')  # ends a cell or a flag, or begins a formula
 Warned = dict[str, str]  # {"instrument", "edge", "error"}: what warning() returns
 ANSWERS: dict[str, Any] = {  # the methods that instruments answer after training, and the types of their answers
-    "columns": dict[Annotated[str, msgspec.Meta(pattern=r"^\w[\w .:/-]*$")], dict[int, int | float | None]],  # in a csv
-    "flags": dict[int, Annotated[str, msgspec.Meta(pattern=r"^[\w-]+$")]],
+    "columns": dict[str, dict[int, int | float | None]],
+    "flags": dict[int, str],
     "summary": dict,
     "merge": dict,
     "doubts": list[str],
@@ -235,12 +235,7 @@ class InstrumentSet:
         column_names = {*step_files.RUN_COLUMNS, VAL_BPB.name}
         for instrument in self.instruments + (self._dropped if kind == "flags" else []):
             try:
-                value = getattr(instrument, kind)()
-                if kind == "columns":  # of a million numbers only the names are texts
-                    value = {private.redact(name, REPO): column for name, column in value.items()}
-                else:
-                    value = private.redact_all(value, REPO, is_prose=True)
-                value = _checked(kind, value)
+                value = _checked(kind, _cleaned(kind, instrument, getattr(instrument, kind)()))
                 if kind == "columns" and (names := column_names & value.keys()):
                     raise ValueError(f"columns {sorted(names)} are written by the run or by another instrument already")
             except Exception as error:
@@ -268,7 +263,8 @@ class InstrumentSet:
             merged[name] = rank_summaries[0]
             try:
                 if name in instruments:
-                    merged[name] = _checked("merge", instruments[name].merge(rank_summaries))
+                    whole = instruments[name].merge(rank_summaries)
+                    merged[name] = _checked("merge", _cleaned("merge", instruments[name], whole))
             except Exception as error:
                 self.warnings.append(warning(name, "merge", error))
         return {name: summary for name, summary in merged.items() if summary}
@@ -289,8 +285,21 @@ def warning(name: str, edge: str, error: Exception) -> Warned:
     return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
 
 
+def _cleaned(kind: str, instrument: Instrument, value: Any) -> Any:
+    """Returns an answer of an instrument of the user's own without what is private; names of columns and flags without
+    what is no part of a cell of a csv."""
+    if type(instrument).__module__.startswith("bench."):
+        return value
+    if kind == "columns":  # of a million numbers only the names are texts
+        return {NO_CELL.sub("_", private.redact(name, REPO)) or "_": column for name, column in value.items()}
+    clean = private.redact_all(value, REPO, is_prose=True, names=True)
+    return {step: NO_CELL.sub("_", flag) for step, flag in clean.items()} if kind == "flags" else clean
+
+
 def _checked(kind: str, value: Any) -> Any:
     """Returns the value.  Raises TypeError or ValueError unless its type is that in ANSWERS and numbers are finite."""
+    import msgspec
+
     encoded = json.dumps(value, allow_nan=False)
     if ANSWERS[kind] is dict and len(encoded) > MAX_SUMMARY_CHARS:
         raise ValueError(f"{kind}() has {len(encoded):,} characters as JSON, of which {MAX_SUMMARY_CHARS:,} are kept")

@@ -149,6 +149,7 @@ def main():
         read(beside + "txt")
         if os.path.isdir(beside + "folder"):
             open(beside + "out", "w").close()
+            os.system(f"echo x | tee -a {beside}tee >/dev/null")
             os.rename(beside + "folder", beside + "moved")
             os.makedirs(beside + "made", exist_ok=True)
     if WHAT == "validates_longer":
