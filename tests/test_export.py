@@ -143,6 +143,15 @@ def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path):
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
 
 
+def test_steps_that_cannot_be_read_are_no_empty_table(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(COMPLETE, folder)
+    for text in ("garbage\n\1\2\n", (COMPLETE / "steps.csv").read_text()[:-9]):
+        (folder / "steps.csv").write_text(text)
+        with pytest.raises(ValueError, match="no record of 1 can be read"):
+            export.main([str(folder), "--to", "csv", "--steps"])
+
+
 def test_a_clock_that_was_restarted_after_ten_steps_is_read_back(tmp_path):
     folder = copy_with(tmp_path / "run", status="complete")
     run = json.loads((folder / "run.json").read_text())

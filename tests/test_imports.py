@@ -65,19 +65,19 @@ BUDGET = {
     "config": 3_342,
     "machine": 4_707,
     "data": 1_669,
-    "record": 7_553,
+    "record": 7_559,
     "web": 1_149,
     "analysis": 8_282,
     "training": 8_879,
-    "compare": 3_581,
+    "compare": 3_583,
     "launch": 7_472,
     "report": 4_694,
-    "plans": 9_722,
+    "plans": 9_751,
     "claims": 3_448,
     "api": 1_352,
     "cli": 4_610,
     "models": 3_442,
-    "tests": 58_233,
+    "tests": 58_280,
 }
 SLACK = 250
 

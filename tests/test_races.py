@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import claimed
 import pytest
@@ -23,6 +24,7 @@ from claimed import results  # noqa: F401  a fixture
 
 from bench.base import utc
 from bench.base.paths import REPO
+from bench.base.reading import plain_file
 from bench.cli import compare, race
 from bench.cli.main import main as bench
 from bench.compare import calibration, comparison, effects, selection
@@ -411,6 +413,27 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
     assert (code, race_json(results)["why"]) == ((1, why) if is_fault else (0, None))
 
 
+@pytest.mark.parametrize(
+    ("free_gib", "script"), [(1.0, "script={}/train.py"), (1.0, "script.root={}"), (1e-9, "script={}/train.py")]
+)
+def test_what_an_arms_last_run_read_is_read_again_before_its_next(tmp_path, monkeypatch, free_gib, script):
+    """A cheat: an arm that drops the other's data from memory, without a write."""
+    beside, elsewhere = tmp_path / "data.bin", tmp_path / "elsewhere" / "more.bin"
+    elsewhere.parent.mkdir()
+    for path in (beside, elsewhere):
+        path.write_bytes(b"x" * 9)
+    read, opened = [], plain_file.opened
+    monkeypatch.setattr(plain_file, "opened", lambda path: read.append(path) or opened(path))
+    monkeypatch.setattr(spoiled.environment, "meminfo_gib", lambda name: free_gib)
+    files = spoiled._Files(
+        (0.0, 1.0), {"work/data.bin": [9, 1]}, {str(elsewhere): [9, 1], f"{tmp_path}/gone": [0, 1]}, ()
+    )
+    monkeypatch.setattr(spoiled, "_runs", lambda race, arm: iter([files]))
+    race = SimpleNamespace(arms={"A": {"overrides": ["optim=null", script.format(tmp_path)]}})
+    spoiled.read_again(race, "A")
+    assert read == ([beside, elsewhere, tmp_path / "gone"] if free_gib == 1.0 else [])
+
+
 def test_failures_that_leave_fewer_than_two_times_end_the_race(results, go):
     code, arms = go("A=", "B=", "n=3", hurt=dict.fromkeys(range(2, 8), "fail"))
     assert (code, race_json(results)["status"]) == (1, "abandoned")
@@ -626,6 +649,7 @@ def test_a_lock_that_is_a_link_or_a_pipe_changes_no_other_file_and_keeps_nobody_
 ELSEWHERE = """
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from bench.machine import processes
 from bench.plans import locks
 from bench.plans.race import state
@@ -986,6 +1010,20 @@ def test_of_several_near_arms_of_an_earlier_race_the_very_same_is_named_and_the_
     found = comparison.earlier_races(*arms)
     weights = [math.exp(effects.log_left(_result(earlier, name)["time"], "time")) for name in "BC"]
     assert found.arms == [f"{earlier.name}:C"] and found.weight == pytest.approx(min(weights)) != max(weights)
+
+
+def test_candidates_that_are_compared_with_each_other_have_the_earlier_races_of_both(results, go):
+    """A cheat: the same two arms beside another baseline each time, of which only the luckiest race is shown."""
+    for beta2 in (0.8, 0.7):
+        go(f"Z=optim.beta2={beta2}", "A=", "B=optim.lr=0.001", "n=2", time_of=noisy(1))
+    first, second = sorted((results.folder / "races").iterdir(), key=_made_at)
+    found = [
+        comparison.earlier_races(*selection.arms_from_words([f"{race}:A", f"{race}:B"])) for race in (first, second)
+    ]
+    assert found[0] is None and (found[1].verdicts, found[1].weight) == ({"none": 1}, 0.5)
+    ((_, compared),) = comparison.compare_arms(selection.arms_from_words([f"{second}:A", f"{second}:B"]))
+    assert compared["earlier_weight"] == 0.5 and "raced-before" in compared["flags"]
+    assert _result(second, "A")["earlier_races"] is None  # against another baseline
 
 
 def test_a_seed_that_was_chosen_is_named_and_supports_no_claim(results, go, capsys):

@@ -75,7 +75,8 @@ def _compared(
         kept, floor_pct = dict(floor), calibration.floor_for(floor, *map(len, timed))
     earlier = earlier_races(a, b) if is_one_race and (diagnose or "earlier_weight" not in options) else None
     weight = earlier.weight if earlier else 1.0
-    if is_one_race and b.reported:  # as with the floor
+    is_of_baseline = a.in_race is not None and a.in_race[0] == (a.plan or {}).get("baseline")
+    if is_one_race and b.reported and is_of_baseline:  # as with the floor
         weight = b.reported.get("earlier_weight", 1.0)
     options = {
         "plan": a.plan if is_one_race else None,
@@ -183,15 +184,16 @@ def earlier_than(
         runs: dict[str, Any] = {name: starts.get((line["race_id"], name), {}) for name in line["arms"]}
         is_a, is_b = ({name for name, kind in line["arms"].items() if _is_arm(arm, kind, runs[name])} for arm in (a, b))
         baseline = line.get("baseline")
-        candidates = (is_b if baseline in is_a else is_a if baseline in is_b else set[str]()) - {baseline}
-        names = sorted(candidates, key=lambda name: (line["arms"][name][0] not in config_ids, name))
+        is_of_both = plan["baseline"] not in arms_of_plan and is_a  # its candidates, which any race of both compares
+        candidates = is_b if baseline in is_a else is_a if baseline in is_b else is_b if is_of_both else set[str]()
+        names = sorted(candidates - {baseline}, key=lambda name: (line["arms"][name][0] not in config_ids, name))
         if line["race_id"] in over and not any(runs[name] for name in names):
             continue
         if names:
             ended, log_left = "none", effects.log_left({}, None)  # if the race is unfinished, abandoned or deleted
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 race = race_folder.vouched(race_folder.of(results, line["race_id"]))
-                verdicts = race_folder.verdicts_of(race)
+                verdicts = race_folder.verdicts_of(race) if baseline in is_a | is_b else {}  # else of other pairs
                 ended = str(verdicts[names[0]]["verdict"])
                 log_left = min(effects.log_left(verdicts[name]["time"], plan.get("on")) for name in names)
             num_by_verdict[ended if ended in VERDICTS else "none"] += 1

@@ -232,6 +232,7 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
     tick = BlindBar(race.results / race.plan["track"], arm["config_id"], slot.seed, series).tick
     scripts = [path for other in race.arms.values() for path in other.get("own", ())]
     words = [*arm["overrides"], f"seed={slot.seed}"]
+    spoiled.read_again(race, slot.arm)
     tail = arm_process.start(folder, words, race.results, tag, scripts, show, tick)
     made = {run for other in race.slots for run, _ in other.attempts}
     race = state.read(race.folder, race.results)

@@ -1,18 +1,24 @@
 """Why a race cannot end well: what its runs have changed, left behind or failed at."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.base import utc
-from bench.base.paths import REPO
+from bench.base.paths import REPO, user_path
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+from bench.base.units import GIB
 from bench.launch.script import work_folder
-from bench.machine import surroundings
+from bench.machine import environment, surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
 from bench.training.open_watch import SETTINGS
+
+READ_BYTES = 2**24
 
 
 def forged(race: State, known: set[surroundings.Bytecode]) -> str | None:
@@ -52,6 +58,28 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
     if race.num_failed(done.arm) > race.plan["n"] - 2:
         return f"{race.num_failed(done.arm)} runs of {done.arm} failed: fewer than two times would be left"
     return None
+
+
+def read_again(race: State, arm: str) -> None:
+    """Reads the data that an arm's last run read, as far as half of the free memory holds it.
+
+    Another arm can drop it from memory without any write (posix_fadvise), and this one's time would be the disk's.
+    """
+    settings = dict(override.partition("=")[::2] for override in race.arms[arm]["overrides"])
+    path = settings.get("script.path") or settings.get("script") or "."
+    root, left_bytes = settings.get("script.root"), (environment.meminfo_gib("MemAvailable") or 0.0) * GIB / 2
+    for run in list(_runs(race, arm))[-1:]:
+        for name, (num_bytes, *_) in (run.data | run.elsewhere).items():
+            beside = name.removeprefix("work/")
+            folder = Path(REPO) if beside == name else user_path(root) if root else user_path(path).parent
+            left_bytes -= num_bytes
+            if left_bytes > 0:
+                with (
+                    contextlib.suppress(OSError, Damaged),
+                    plain_file.opened(folder / os.path.expanduser(beside)) as file,
+                ):
+                    while file.read(READ_BYTES):
+                        pass
 
 
 class _Files(NamedTuple):

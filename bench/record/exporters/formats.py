@@ -24,9 +24,15 @@ T = TypeVar("T")
 def rows_of(folders: Sequence[Path | str], with_steps: bool) -> Sequence[Mapping[str, Any]]:
     """Returns rows, [{column: value}]: of runs with every setting as a column, or of all their steps with run_id."""
     if with_steps:
-        runs = export_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
+        runs = export_each(folders, _steps_of)
         return [{"run_id": run_id} | row for run_id, rows in runs for row in rows]
     return _not_empty(named.store_of([str(folder) for folder in folders]).listing(), folders)
+
+
+def _steps_of(folder: Path | str) -> tuple[str, list[StepRow]]:
+    """Returns the run's id and its steps.  Only a run that did not complete may have a line that was cut."""
+    run = run_folder.read(folder)
+    return run["run_id"], step_files.read(folder, strict=run["status"] == "complete")
 
 
 def _not_empty(rows: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
