@@ -434,6 +434,13 @@ def test_what_an_arms_last_run_read_is_read_again_before_its_next(tmp_path, monk
     assert read == ([beside, elsewhere, tmp_path / "gone"] if free_gib == 1.0 else [])
 
 
+def test_each_run_of_a_race_begins_with_what_its_arm_read(results, go, monkeypatch):
+    read = []
+    monkeypatch.setattr(spoiled, "read_again", lambda race, arm: read.append(arm))
+    go("A=", "B=optim.beta2=0.99", "n=2")
+    assert sorted(read) == ["A"] * 3 + ["B"] * 3  # with a warm-up each
+
+
 def test_failures_that_leave_fewer_than_two_times_end_the_race(results, go):
     code, arms = go("A=", "B=", "n=3", hurt=dict.fromkeys(range(2, 8), "fail"))
     assert (code, race_json(results)["status"]) == (1, "abandoned")
@@ -1001,7 +1008,7 @@ def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go
 
 
 def test_of_several_near_arms_of_an_earlier_race_the_very_same_is_named_and_the_costliest_counts(results, go):
-    go("A=", "B=optim.beta2=0.99", "C=optim.beta2=0.985", "n=4", time_of=noisy(1, B=50))
+    go("A=", "B=optim.beta2=0.99", "C=optim.beta2=0.985", "n=4", time_of=noisy(1, C=50))
     earlier = max((results.folder / "races").iterdir(), key=_made_at)
     go("A=", "B=optim.beta2=0.985", "n=4", time_of=noisy(2))
     newest = max((results.folder / "races").iterdir(), key=_made_at)

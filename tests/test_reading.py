@@ -1,6 +1,7 @@
 """bench/base/reading: what is read is a plain file of bounded size, depth and numbers, or one sentence."""
 
 import os
+import shutil
 import time
 from types import UnionType
 from typing import Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -166,3 +167,19 @@ def test_a_snapshot_whose_numbers_have_no_bound_or_whose_devices_share_a_list_is
     refused("segment 0: device: expected int, got str", [{"total_size": 1, "device": "x", "blocks": []}])
     shared = [{"action": "alloc", "size": 1}]
     refused("several devices share one list", traces=[shared, shared])
+
+
+def test_a_folder_that_is_removed_while_its_neighbours_are_listed_holds_nothing(tmp_path):
+    for name in ("a/b", "c/d"):
+        (tmp_path / name).mkdir(parents=True)
+    found = []
+    for entry in plain_file.entries_below(tmp_path):
+        found.append(entry.name)
+        if entry.name == "b":
+            shutil.rmtree(tmp_path / "a")
+        if entry.name == "d":
+            shutil.rmtree(tmp_path / "c")
+            (tmp_path / "c").touch()
+    assert sorted(found) == ["a", "b", "c", "d"]
+    with pytest.raises(FileNotFoundError):
+        list(plain_file.entries_below(tmp_path / "gone"))
