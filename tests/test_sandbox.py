@@ -21,7 +21,7 @@ from bench.data.sources import datasets
 from bench.launch.script import work_folder
 from bench.machine import namespaces, processes, sandbox
 from bench.machine.sandbox import BUBBLEWRAP, NAMESPACES, Limits
-from bench.record import verification
+from bench.record import race_folder, verification
 
 NO_LIMITS = Limits()
 
@@ -125,8 +125,28 @@ def test_links_of_a_strangers_folder_show_no_folder_around_it(tmp_path):
     (clone / ".venv/up").symlink_to("../..")
     (clone / ".venv/bin/python").symlink_to("../up/clone/python")
     (clone / "python").write_text(f"#!/bin/sh\nexec {sys.executable}")
-    shown = list(map(os.path.realpath, sandbox.python_files(str(clone / ".venv/bin/python"))))
-    assert str(clone / "python") in shown and str(tmp_path) not in shown
+    (tmp_path / ".ssh").mkdir()
+    (clone / ".venv/pyvenv.cfg").touch()
+    (clone / ".venv/lib").symlink_to("../../.ssh")
+    (clone / ".venv/include").mkdir()
+    (clone / ".venv/lib64").symlink_to("include")  # as venv does
+    files = sandbox.python_files(str(clone / ".venv/bin/python"))
+    shown = list(map(os.path.realpath, files))
+    assert str(clone / "python") in shown and not {str(tmp_path), str(tmp_path / ".ssh")} & set(shown)
+    assert {str(clone / ".venv/include"), str(clone / ".venv/lib64")} <= set(files)
+
+
+def test_what_a_script_sets_for_the_loader_and_for_caches_holds_inside_alone(confined, tmp_path, monkeypatch):
+    """A cheat: a program outside of the sandbox, that which makes it, would obey LD_PRELOAD as well."""
+    (tmp_path / ".ssh").mkdir()
+    env = os.environ | {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": str(tmp_path / "debug"), "OWN": "a b\n=c"}
+    names, folder = ("LD_DEBUG", "OWN", "SANDBOXED_OWN"), str(tmp_path / ".ssh")
+    code = f"import os\nprint([os.environ.get(name) for name in {names}], os.path.isdir({folder!r}))"
+    seen = ["files", "a b\n=c", None]
+    assert confined(code, env=env | {"HF_HUB_CACHE": str(tmp_path / ".ssh")}) == (0, f"{seen} False\n", None)
+    assert not list(tmp_path.glob("debug*"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / ".ssh"))  # by the user
+    assert confined(code, env=env)[1] == f"{seen} True\n"
 
 
 def test_it_reaches_neither_the_users_keys_nor_the_machines_host(confined):
@@ -334,6 +354,20 @@ def test_a_script_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
 
 
 @pytest.mark.slow
+@needs_one
+def test_a_script_names_no_folder_as_its_cache_to_write_there(tmp_path):
+    ours, script = tmp_path / ".ssh", tmp_path / "program" / "train.py"
+    for folder in (ours, script.parent):
+        folder.mkdir()
+    line = "print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
+    tries = f"try: open({str(ours / 'key')!r}, 'w').write('x')\nexcept OSError as error: print(error)\n"
+    script.write_text(f"{tries}for step in range(3): {line}\n")
+    cache = f"script.env={{TRITON_CACHE_DIR: {ours}/{race_folder.CACHES}/../}}"
+    words = ["track=free", "script.torchrun=false", "script.sandbox=true", cache]
+    folder = scripted.run(tmp_path / "results", script, *words)
+    assert not list(ours.iterdir()) and "No such file" in (folder / "logs/rank0.log").read_text()
+
+
 @needs_one
 def test_a_run_that_passes_a_limit_is_ended_and_says_which(tmp_path):
     (tmp_path / "train.py").write_text("import os, time\nfor n in range(10**4): open(str(n), 'w')\ntime.sleep(99)\n")

@@ -75,8 +75,8 @@ class Confined:
         (self.notes / run_folder.LAUNCH).write_text(json.dumps(launch))
         writable = {self._folder: self.notes, **self._writable(env)} | {Path(pipe): Path(pipe) for pipe in self._pipes}
         for name in race_folder.COMPILED:  # not a cache that processes outside a sandbox read too
-            cache = Path(env.pop(name, ""))
-            if race_folder.CACHES in cache.parts:
+            cache, ours = Path(env.pop(name, "")), os.environ.get(name)  # a script's own could be any folder
+            if race_folder.CACHES in cache.parts and ours and cache == Path(ours):
                 cache.mkdir(parents=True, exist_ok=True)
                 writable[cache], env[name] = cache, str(cache)
         readable = [self._job.code, *sum(shards.values(), []), *self._readable(), *sandbox.python_files(sys.executable)]

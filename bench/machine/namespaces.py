@@ -35,6 +35,7 @@ STAGE, ROOT, OLD = "/tmp", "/new", "/old"  # STAGE: any existing folder; the oth
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 OF_KERNEL = ("sys", "sysrq-trigger", "irq", "bus")  # in /proc, where the machine's root may write without capabilities
 FAILED = 125
+INSIDE = "SANDBOXED_"  # begins the name of a variable that only the command gets, such as LD_PRELOAD
 # Since Linux 6.14 each PID namespace has its own /proc/sys/kernel/pid_max; before, there is one per machine.
 HAS_OWN_PIDS = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 14)
 LEAST_PIDS = 302  # the least that the kernel accepts, plus one
@@ -83,11 +84,26 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
     child = os.fork()
     if child == 0:
         os.setsid()
-        os.execvp(argv[0], argv)
+        os.execvpe(argv[0], argv, _inside())
     while True:  # the first process of a namespace inherits all orphans
         pid, status = os.wait()
         if pid == child:
             return _exit_code(status)
+
+
+def _inside() -> dict[str, str]:
+    """Returns the variables that the command gets, those of INSIDE by their own names."""
+    return {name.removeprefix(INSIDE): value for name, value in os.environ.items()}
+
+
+def _changes() -> int:
+    """Returns a file descriptor from which bubblewrap reads these variables; other users see its command line."""
+    words = [word for name in os.environ if name.startswith(INSIDE) for word in ("--unsetenv", name)]
+    words += [word for name, value in _inside().items() for word in ("--setenv", name, value)]
+    fd = os.memfd_create("variables", 0)  # which is passed on
+    os.write(fd, b"".join(os.fsencode(word) + b"\0" for word in words))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _add(kind: str, source: str, path: str) -> None:
@@ -190,7 +206,7 @@ if __name__ == "__main__":
     try:
         if (request := json.loads(sys.argv[1])) is None:
             refuse_calls()
-            os.execv(sys.argv[2], sys.argv[2:])
+            os.execv(sys.argv[2], [sys.argv[2], "--args", str(_changes()), *sys.argv[3:]])
         mounts, folder, num_processes = request
         code = main(mounts, folder, num_processes, sys.argv[2:])
     except OSError as error:

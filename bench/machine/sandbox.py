@@ -126,10 +126,13 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """Returns (argv, env) that run the command in a sandbox, with its exit code, or 128 + a signal's number.
 
-    env: all variables that it gets, but with the sandbox's folders; environment.passed() removes tokens.  readable:
-    files and folders, which keep their absolute paths; writable: {absolute path inside: its source}, which may be in a
-    readable folder, and vice versa.  using: the kind, None for kind(), which may raise Refused.
+    env: all variables that it gets, but with the sandbox's folders; environment.passed() removes tokens.  In what is
+    returned, those that this process has not got as they are have other names until the command is started.
+    readable: files and folders, which keep their absolute paths; writable: {absolute path inside: its source}, which
+    may be in a readable folder, and vice versa.  using: the kind, None for kind(), which may raise Refused.
     """
+    from bench.machine import namespaces
+
     using, limits = using or kind(), limits or Limits()
     half = "" if limits.memory_gib is None else str(int(limits.memory_gib * GIB / 2))
     by_path = {path: ("link", os.readlink(path)) for path in SYSTEM if os.path.islink(path)}
@@ -138,7 +141,7 @@ def command(
     by_path |= {"/proc": ("proc", ""), "/dev": ("dev", ""), SHARED: ("tmpfs", half)}
     by_path |= {TEMPORARY: ("tmpfs", half), HOME: ("dir", "")}
     by_path |= {path: ("device", path) for pattern in DEVICES for path in sorted(glob.glob(pattern))}
-    readable_paths = [env[name] for name in PASSED_DATA if os.path.isdir(env.get(name, ""))] + [*readable]
+    readable_paths = [*readable, *filter(os.path.isdir, (os.environ.get(name, "") for name in PASSED_DATA))]
     whole = {os.path.realpath(path) for path in readable_paths}
     by_path |= {path: ("ro", path) for path in whole}
     for path in map(os.path.abspath, readable_paths):  # links; those inside readable folders exist already
@@ -150,6 +153,9 @@ def command(
     argv = [*_rlimits(limits), *argv]
     env = {name: value for name, value in env.items() if not name.startswith("XDG_")}
     env |= {"HOME": HOME, "TMPDIR": TEMPORARY}
+    # the loader of a program obeys LD_PRELOAD and its like, and the helper's runs outside of the sandbox
+    is_ours = {name: name.startswith("SPEEDRUN") or os.environ.get(name) == value for name, value in env.items()}
+    env = {name if is_ours[name] else f"{namespaces.INSIDE}{name}": value for name, value in env.items()}
     helper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("namespaces.py"))]
     if using == BUBBLEWRAP:
         return [*helper, "null", *_bubblewrap(mounts), "--chdir", str(cwd), "--", *argv], env
@@ -181,6 +187,12 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
     return [*command, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
+def _of_environment(folder: str) -> set[str]:
+    """Returns what a Python reads of its environment's folder, without links that lead out of it."""
+    paths = {os.path.join(folder, name) for name in OF_ENVIRONMENT}
+    return {path for path in paths if os.path.realpath(path).startswith(f"{os.path.realpath(folder)}/")}
+
+
 def python_files(python: str) -> list[str]:
     """Returns what an interpreter reads: folders of its environment, that of its base, and links on the way.
 
@@ -191,13 +203,13 @@ def python_files(python: str) -> list[str]:
     while os.path.islink(path):
         folder = os.path.dirname(os.path.dirname(path))
         if os.path.isfile(f"{folder}/pyvenv.cfg"):  # of which a user may have made a whole project's folder
-            paths |= {os.path.join(folder, name) for name in OF_ENVIRONMENT}
+            paths |= _of_environment(folder)
         elif not path.startswith(tuple(f"{system}/" for system in SYSTEM)):
             paths.add(path)
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     base = os.path.dirname(os.path.dirname(path))
     if os.path.isfile(f"{base}/pyvenv.cfg"):  # with a copy of the interpreter
-        paths |= {os.path.join(base, name) for name in OF_ENVIRONMENT}
+        paths |= _of_environment(base)
     paths.add(base if any(Path(base).glob("lib*/*/os.py")) else path)
     whole = {"/", os.path.realpath(os.path.expanduser("~")), *map(os.path.realpath, SYSTEM)}
     return sorted(path for path in paths if os.path.exists(path) and os.path.realpath(path) not in whole)
