@@ -293,7 +293,7 @@ def _look_for_others(place: Place, theirs: Ledger, collected: Collected) -> None
                 if record.get("provenance") == "imported":
                     collected.num_imported += 1
                 elif "run_id" in record:
-                    why = "is not in the ledger there: it came from elsewhere, or lines were lost"
+                    why = "is not in the ledger there: it has just begun, it came from elsewhere, or lines were lost"
                     collected.refused.append(f"{name}: {why}")
 
 

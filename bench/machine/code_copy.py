@@ -176,7 +176,8 @@ def _locked(path: Path) -> Iterator[None]:
             lock = stack.enter_context(open(path, "wb"))
             with contextlib.suppress(OSError):  # the file system may not support flock
                 fcntl.flock(lock, fcntl.LOCK_SH)
-            os.utime(lock.fileno())
+            with contextlib.suppress(OSError):  # nor setting times
+                os.utime(lock.fileno())
             if os.fstat(lock.fileno()).st_nlink:  # otherwise it was removed in between
                 break
         yield
