@@ -186,6 +186,23 @@ def test_a_forged_or_truncated_ledger_is_refused_and_nothing_is_changed(machines
     assert content_of(into) == before
 
 
+def test_a_run_that_begins_while_its_folder_is_collected_is_not_from_elsewhere(machines, monkeypatch, capsys):
+    a, _, into = machines
+    read, whole = collecting.Place.read, (a.folder / ledger.NAME).read_bytes()
+    first = []
+
+    def early(place, name, *args):
+        if name == ledger.NAME and not first:
+            first.append(name)
+            return whole[: whole.index(runs_in(a.folder)[-1].encode())].rpartition(b"\n")[0] + b"\n"
+        return read(place, name, *args)
+
+    monkeypatch.setattr(collecting.Place, "read", early)
+    (a.folder / line_count.NAME).unlink()
+    collected(into, a)
+    assert "is not in the ledger there" not in capsys.readouterr().out
+
+
 def test_records_whose_lines_were_cut_off_with_their_count_are_named(machines, capsys):
     a, _, into = machines
     cut_the_end(a.folder)

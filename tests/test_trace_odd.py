@@ -117,6 +117,16 @@ def test_a_trace_in_which_nothing_happened(tmp_path, events):
     assert "nothing to analyse" in read_as_text(traces.analysed([tmp_path / "a.json"]))
 
 
+def test_a_trace_that_ends_before_its_first_event_is_refused(tmp_path):
+    """Else analyze would end with exit code 0."""
+    packed = gzip.compress(
+        b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}'
+    )
+    (tmp_path / "rank0.json.gz").write_bytes(packed[:40])
+    with pytest.raises(source.NoTrace, match=r"rank0.json.gz: .*no event is in what can be read of it"):
+        load(tmp_path / "rank0.json.gz")
+
+
 # ---- values
 
 

@@ -135,7 +135,7 @@ def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
                 raise
             collected.refused.append(f"{name}: {error}")
     _take_races(place, into, theirs, collected)
-    _look_for_others(place, theirs, collected)
+    _look_for_others(place, into, collected)
     return collected
 
 
@@ -280,20 +280,20 @@ def _plan_sha256(content: bytes) -> str:
     return plan.sha256(json_file.parsed(content, "plan.json", dict[str, Any]))
 
 
-def _look_for_others(place: Place, theirs: Ledger, collected: Collected) -> None:
+def _look_for_others(place: Place, into: Path, collected: Collected) -> None:
     """Reports records that the place's ledger does not list; they are not copied."""
-    for track in place.names():
-        if track.startswith(".") or track in NOT_TRACKS:
-            continue
-        for run_id in place.names(track):
-            if (name := f"{track}/{run_id}") in theirs.runs or run_id.startswith("."):
-                continue
+    tracks = [track for track in place.names() if not track.startswith(".") and track not in NOT_TRACKS]
+    names = [f"{track}/{run_id}" for track in tracks for run_id in place.names(track) if not run_id.startswith(".")]
+    # read again, after the folders, as runs may have begun since it was joined
+    theirs = ledger.from_bytes(into, place.read(ledger.NAME, plain_file.MAX_LINES_BYTES) or b"")
+    for name in names:
+        if name not in theirs.runs:
             with contextlib.suppress(ValueError):  # not a record
                 record = json_file.parsed(place.read(f"{name}/run.json") or b"{}", name, dict[str, Any])
                 if record.get("provenance") == "imported":
                     collected.num_imported += 1
                 elif "run_id" in record:
-                    why = "is not in the ledger there: it has just begun, it came from elsewhere, or lines were lost"
+                    why = "is not in the ledger there: it came from elsewhere, or lines were lost"
                     collected.refused.append(f"{name}: {why}")
 
 

@@ -28,8 +28,9 @@ def load(path: str | Path) -> Rank:
     with uncollected():
         for chunk in source.chunks():
             collector.add(chunk)
-    if not collector.num_events and source.cut is None and not source.head and not source.tail:
-        raise NoTrace(f"{path}: it is not a Kineto trace: it has no events")
+    if not collector.num_events and (source.cut is not None or not (source.head or source.tail)):
+        why = f"no event is in what can be read of it ({source.cut})" if source.cut else "it has no events"
+        raise NoTrace(f"{path}: it is not a Kineto trace: {why}")
     return Rank(path, collector.finish(), source.head, source.tail, source.cut)
 
 
