@@ -18,7 +18,7 @@ from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
 from bench.training.open_watch import SETTINGS
 
-READ_BYTES = 2**24
+READ_BYTES, MOST_GIB = 2**24, 16.0  # at once; before a run, some seconds if it is in memory (assumed)
 
 
 def forged(race: State, known: set[surroundings.Bytecode]) -> str | None:
@@ -61,13 +61,16 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
 
 
 def read_again(race: State, arm: str) -> None:
-    """Reads the data that an arm's last run read, as far as half of the free memory holds it.
+    """Reads the data that an arm's last run read, up to half of the free memory and MOST_GIB.
 
     Another arm can drop it from memory without any write (posix_fadvise), and this one's time would be the disk's.
     """
     settings = dict(override.partition("=")[::2] for override in race.arms[arm]["overrides"])
     path = settings.get("script.path") or settings.get("script") or "."
-    root, left_bytes = settings.get("script.root"), (environment.meminfo_gib("MemAvailable") or 0.0) * GIB / 2
+    root, left_bytes = (
+        settings.get("script.root"),
+        min(MOST_GIB, (environment.meminfo_gib("MemAvailable") or 0.0) / 2) * GIB,
+    )
     for run in list(_runs(race, arm))[-1:]:
         for name, (num_bytes, *_) in (run.data | run.elsewhere).items():
             beside = name.removeprefix("work/")
