@@ -72,7 +72,7 @@ BUDGET = {
     "compare": 3_583,
     "launch": 7_472,
     "report": 4_694,
-    "plans": 9_754,
+    "plans": 9_749,
     "claims": 3_448,
     "api": 1_352,
     "cli": 4_610,

@@ -66,21 +66,16 @@ def read_again(race: State, arm: str) -> None:
     Another arm can drop it from memory without any write (posix_fadvise), and this one's time would be the disk's.
     """
     settings = dict(override.partition("=")[::2] for override in race.arms[arm]["overrides"])
-    path = settings.get("script.path") or settings.get("script") or "."
-    root, left_bytes = (
-        settings.get("script.root"),
-        min(MOST_GIB, (environment.meminfo_gib("MemAvailable") or 0.0) / 2) * GIB,
-    )
+    script, root = settings.get("script.path") or settings.get("script") or ".", settings.get("script.root")
+    folder = user_path(root) if root else user_path(script).parent
+    left_bytes = min(MOST_GIB, (environment.meminfo_gib("MemAvailable") or 0.0) / 2) * GIB
     for run in list(_runs(race, arm))[-1:]:
         for name, (num_bytes, *_) in (run.data | run.elsewhere).items():
             beside = name.removeprefix("work/")
-            folder = Path(REPO) if beside == name else user_path(root) if root else user_path(path).parent
+            path = Path(REPO, os.path.expanduser(name)) if beside == name else folder / beside
             left_bytes -= num_bytes
             if left_bytes > 0:
-                with (
-                    contextlib.suppress(OSError, Damaged),
-                    plain_file.opened(folder / os.path.expanduser(beside)) as file,
-                ):
+                with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:
                     while file.read(READ_BYTES):
                         pass
 
