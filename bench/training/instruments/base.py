@@ -235,7 +235,7 @@ class InstrumentSet:
         column_names = {*step_files.RUN_COLUMNS, VAL_BPB.name}
         for instrument in self.instruments + (self._dropped if kind == "flags" else []):
             try:
-                value = _checked(kind, _cleaned(kind, instrument, getattr(instrument, kind)()))
+                value = _cleaned(kind, instrument, _checked(kind, getattr(instrument, kind)()))
                 if kind == "columns" and (names := column_names & value.keys()):
                     raise ValueError(f"columns {sorted(names)} are written by the run or by another instrument already")
             except Exception as error:
@@ -263,8 +263,8 @@ class InstrumentSet:
             merged[name] = rank_summaries[0]
             try:
                 if name in instruments:
-                    whole = instruments[name].merge(rank_summaries)
-                    merged[name] = _checked("merge", _cleaned("merge", instruments[name], whole))
+                    whole = _checked("merge", instruments[name].merge(rank_summaries))
+                    merged[name] = _cleaned("merge", instruments[name], whole)
             except Exception as error:
                 self.warnings.append(warning(name, "merge", error))
         return {name: summary for name, summary in merged.items() if summary}
