@@ -166,7 +166,7 @@ def test_a_ledger_that_is_one_hole_is_not_read_into_memory(tmp_path, monkeypatch
     monkeypatch.setattr(ledger.plain_file, "MAX_LINES_BYTES", 2**20)
     fill(tmp_path, 1)
     os.truncate(tmp_path / ledger.NAME, 2**42)
-    with pytest.raises(OSError, match=r"its last line has more than 1,048,576 bytes: restore the ledger from a copy"):
+    with pytest.raises(OSError, match=r"its last line has over 1,048,576 bytes: restore it from a copy"):
         ledger.append(tmp_path, "start", run="track/0", race=None)
     assert (tmp_path / ledger.NAME).stat().st_size == 2**42
 

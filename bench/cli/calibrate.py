@@ -16,9 +16,8 @@ from bench.compare import calibration, target, wording
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare, requested_config
-from bench.plans.race import planning
 from bench.plans.race.plan import MAX_N
-from bench.record import run_folder
+from bench.record import ledger, run_folder
 from bench.record.rows import row_of
 from bench.record.shape import CALIBRATION
 
@@ -92,12 +91,18 @@ def _n_and_overrides(arguments: Sequence[str]) -> tuple[int, list[str]]:
     return n, overrides
 
 
+def _next_seed(config_id: str) -> int:
+    """Returns the first seed after those of all started runs of a config."""
+    starts = [run["start"] for run in ledger.read(results_root()).runs.values()]
+    return max((start["seed"] or 0 for start in starts if start["config_id"] == config_id), default=-1) + 1
+
+
 def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -> list[dict[str, Any]]:
     """Makes a discarded warm-up run, then 2 n runs with fresh seeds. Returns them, up to the first that failed."""
     seeds = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in seeds]
     job = prepare([*overrides, *seeds[-1:]], say=lambda text: say("data", text))
-    first_seed = job.config.seed if seeds else planning.next_seed(results_root(), {job.config_id})
+    first_seed = job.config.seed if seeds else _next_seed(job.config_id)
     job = job.with_seed(first_seed)
     jobs = [job, *(job.with_seed(seed) for seed in range(first_seed, first_seed + 2 * n))]
     ready.agree(ready.checks(job), anyway, "the noise floor")

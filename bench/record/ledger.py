@@ -166,12 +166,9 @@ def first_of(file: FileIO) -> str | None:
 
 
 def _last_line(file: FileIO, size: int) -> bytes | None:
-    """Returns the bytes of the last line that is not empty, with its newline if it has one; None if there is none.
-
-    Raises OSError for a line that cannot be the ledger's.
-    """
+    """Returns the last line that is not empty, with any newline; None if there is none.  Raises OSError if too long."""
     num_bytes = 4096
-    while True:
+    while num_bytes <= plain_file.MAX_LINES_BYTES:
         start = max(0, size - num_bytes)
         file.seek(start)
         block = file.read(size - start)
@@ -182,9 +179,7 @@ def _last_line(file: FileIO, size: int) -> bytes | None:
         if not start:
             return None
         num_bytes *= 4  # growing blocks, read as a whole: the cost is linear in the length of a long line
-        if num_bytes > plain_file.MAX_LINES_BYTES:
-            why = f"its last line has more than {num_bytes // 4:,} bytes: restore the ledger from a copy"
-            raise OSError(errno.EFBIG, why, file.name)
+    raise OSError(errno.EFBIG, f"its last line has over {num_bytes // 4:,} bytes: restore it from a copy", file.name)
 
 
 def name_of_line(last: bytes | None) -> str | None:

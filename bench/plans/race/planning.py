@@ -4,7 +4,7 @@ import itertools
 import json
 import secrets
 import shutil
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +110,6 @@ def _pinned(overrides: list[str]) -> list[str]:
     if commit is None:
         return overrides  # an arm's own code refuses a revision that is unknown
     return [*(override for override in overrides if not override.startswith(key)), f"{key}{commit}"]
-
-
-def next_seed(results: Path, config_ids: Container[str]) -> int:
-    """Returns the first seed after those of all started runs of these configs."""
-    starts = [run["start"] for run in ledger.read(results).runs.values()]
-    return max((start["seed"] or 0 for start in starts if start["config_id"] in config_ids), default=-1) + 1
 
 
 def _as_the_arms_suggest(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
