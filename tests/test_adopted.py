@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import real_runs
 
-from bench.launch import allocation, ranks
-from bench.launch.nodes import joining
+from bench.launch import allocation, console, ranks
+from bench.launch.nodes import joining, leader
 from bench.record import ledger
 
 
@@ -180,3 +181,17 @@ def test_torchrun_takes_no_options_from_the_environment(tmp_path):
     group = ranks.Group(guarded, place, tmp_path, {"PET_MAX_RESTARTS": "1", "PET_RDZV_BACKEND": "c10d", "KEPT": "1"})
     assert [name for name in group._env if name.startswith("PET_")] == [] and group._env["KEPT"] == "1"
     assert "--max-restarts=0" in group._command and "--rdzv-backend=static" in group._command
+
+
+def test_a_leader_that_waits_says_for_whom(monkeypatch, capsys):
+    """As where WORLD_SIZE and RANK of another job are left in the shell, so that no other rank will come."""
+    variables_left = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    monkeypatch.setattr(leader, "QUIET_S", 0.0)
+    monkeypatch.setattr(leader.facts, "facts_of", lambda job: {})
+    hardware = types.SimpleNamespace(rendezvous_timeout_s=0.5)
+    job = types.SimpleNamespace(config=types.SimpleNamespace(hardware=hardware))
+    leading = joining.lead_adopted(allocation.externally_launched(variables_left))
+    with leading, console.output(), pytest.raises(ValueError, match="1 of 2 processes joined within 0.5 s"):
+        leading.gather(job)
+    waits = "1 of 2 processes joined (WORLD_SIZE=2 and RANK=0 are set in the environment); at most 0.5 s"
+    assert capsys.readouterr().out.count(waits) == 1

@@ -256,6 +256,22 @@ def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machi
     assert content_of(into) == before
 
 
+def test_a_link_in_a_run_of_somebody_elses_brings_no_file_of_ours(machines, tmp_path, capsys):
+    a, _, into = machines
+    name = runs_in(a.folder)[0]
+    (tmp_path / "key").write_text("PRIVATE")
+    (a.folder / name / "notes.txt").symlink_to(tmp_path / "key")
+    run = run_folder.read_raw(a.folder / name)
+    artifact = next(artifact for artifact in run["artifacts"] if artifact["path"] == "steps.csv")
+    run["artifacts"].append(artifact | {"path": "notes.txt", "num_bytes": 7, "sha256": None})
+    atomic.write_json(a.folder / name / "run.json", run)
+    hash_again(a.folder, name)
+    (a.folder / line_count.NAME).unlink()
+    assert collected(into, a) == 1
+    assert f"{name}: its notes.txt is a link that leads out of its folder" in capsys.readouterr().out
+    assert not any(b"PRIVATE" in content for content in content_of(into).values())
+
+
 @pytest.mark.parametrize(
     "path", ["steps.csv", "run.json/x", "steps.csv/x", "../x", "/tmp/x", "x" * 300, "\x1b[2J", 5, None]
 )

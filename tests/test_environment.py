@@ -1,5 +1,6 @@
 """Where it ran: facts without private names, GPUs through a stand-in for NVML, ids, code state, CPU meter."""
 
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -20,7 +21,7 @@ from bench.base.paths import REPO
 from bench.config import schema
 from bench.config.schema import HardwareConfig
 from bench.launch import prepare, ranks
-from bench.machine import code_state, environment, gpus, processes
+from bench.machine import code_state, environment, gpus, processes, surroundings
 from bench.machine import meters as cpu_meter
 from bench.machine.meters import CpuMeter
 from bench.record import run_folder
@@ -352,6 +353,17 @@ def test_foreign_load_is_what_is_busy_and_not_ours():
     """Of 3 busy CPU seconds in 2 s 1.8 are ours, which leaves (3 - 1.8) / 2 cores."""
     assert meter(2.0, 3.0, 1.8).foreign_cpu_cores() == pytest.approx(0.6)
     assert meter(2.0, 3.0, 0.9).foreign_cpu_cores(own_cpu_s=2.8) == pytest.approx(0.1)  # all ranks together
+
+
+def test_a_system_that_refuses_to_tell_the_cpus_of_a_process_has_all(monkeypatch):
+    """As seccomp filters of containers do."""
+
+    def refuse(pid):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+    assert cpu_meter.usable_cpus() == list(range(os.cpu_count())) and environment.usable_cpus() == os.cpu_count()
+    assert surroundings.facts()["the CPU cores"] == cpu_meter.usable_cpus()
 
 
 def test_a_rank_with_more_busy_threads_than_its_setting_is_doubted():

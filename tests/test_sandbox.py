@@ -368,6 +368,20 @@ def test_a_script_names_no_folder_as_its_cache_to_write_there(tmp_path):
     assert not list(ours.iterdir()) and "No such file" in (folder / "logs/rank0.log").read_text()
 
 
+@pytest.mark.slow
+@needs_one
+def test_a_strangers_record_of_a_sandboxed_script_is_replayed(tmp_path):
+    """The replay as a whole runs in a sandbox, in which no other can be made."""
+    line = "print(f'step:{step}/2 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
+    (tmp_path / "train.py").write_text(f"for step in range(3): {line}\n")
+    words = ["track=free", "script.torchrun=false", "script.sandbox=true"]
+    folder = scripted.run(tmp_path / "theirs", tmp_path / "train.py", *words)
+    (tmp_path / "train.py").unlink()
+    done = real_runs.bench(tmp_path / "ours", "replay", str(folder), "--json", code=0)
+    (certificate,) = json.loads(done.stdout)
+    assert certificate["outcome"] == "identical" and certificate["sandbox"] in (BUBBLEWRAP, NAMESPACES)
+
+
 @needs_one
 def test_a_run_that_passes_a_limit_is_ended_and_says_which(tmp_path):
     (tmp_path / "train.py").write_text("import os, time\nfor n in range(10**4): open(str(n), 'w')\ntime.sleep(99)\n")

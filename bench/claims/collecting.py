@@ -209,6 +209,10 @@ def _take_run(
     return True
 
 
+def _is_within(folder: Path, path: str) -> bool:
+    return (folder / path).resolve().is_relative_to(folder.resolve())
+
+
 def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: Collection[str]) -> None:
     """Copies run.json and the files that it lists.  Raises ValueError if one is missing or contradicts the ledger."""
     content = place.read(f"{name}/run.json")
@@ -224,6 +228,8 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
         parts = PurePosixPath(artifact["path"]).parts
         if not parts or parts[0] == "/" or ".." in parts or parts == ("run.json",) or artifact["num_bytes"] < 0:
             raise ValueError(f"lists {artifact['path'][:100]!r}, which is no file of a run")
+        if place.folder and not _is_within(place.folder / name, artifact["path"]):
+            raise ValueError(f"its {artifact['path']} is a link that leads out of its folder, which is not followed")
 
     def copy(artifact: dict[str, Any]) -> None:
         try:

@@ -173,6 +173,8 @@ class Adopted:
 
     def summary(self) -> str:
         """Returns a text such as "torchrun started 2 ranks"."""
+        if self.by == "variables":
+            return f"WORLD_SIZE={self.world_size} and RANK={self.rank} are set in the environment"
         return f"{self.by} started {self.world_size} ranks"
 
 

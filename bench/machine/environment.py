@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base import credentials, private
 from bench.base.paths import CHECKOUT, REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
-from bench.machine import gpus, leases
+from bench.machine import gpus, leases, meters
 
 if TYPE_CHECKING:
     from bench.config.schema import HardwareConfig
@@ -159,8 +159,8 @@ def cpu_details() -> str | None:
 
 
 def usable_cpus() -> int:
-    """Returns the number of logical CPUs that this process may use: its affinity if the system has one, else all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of logical CPUs that this process may use."""
+    return len(meters.usable_cpus())
 
 
 def cgroups(controller: str) -> list[Path]:

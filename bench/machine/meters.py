@@ -22,8 +22,18 @@ if TYPE_CHECKING:
 # CPU cores that a rank's loader and instruments may use beside the threads that compute, and with gloo's two threads,
 # which add gradients where there are several ranks (assumed)
 OTHER_CORES, OTHER_CORES_OF_RANKS = 0.5, 2.5
-# as the process began: a contestant that moves it to another core would hide a helper on this one
-USABLE_CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def usable_cpus() -> list[int]:
+    """Returns the numbers of the logical CPUs that this process may use: all if the system has no affinity, or refuses
+    to tell it."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return list(range(os.cpu_count() or 1))
+
+
+USABLE_CPUS = usable_cpus()  # as it began: a contestant that moves it to another core would hide a helper on this one
 
 
 class CpuMeter:

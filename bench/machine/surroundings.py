@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from bench.base import private
 from bench.base.paths import REPO
-from bench.machine import bytecode, environment
+from bench.machine import bytecode, environment, meters
 
 OF_PROCESS = ("cgroup", "autogroup", "timerslack_ns", "oom_score_adj", "coredump_filter")  # of /proc/self, inherited
 V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.shares")  # limits of cgroup v1, then of v2
@@ -47,8 +47,9 @@ def facts(pythons: Iterable[str] = ()) -> dict[str, Any]:
     pythons: as in python_code().
     """
     shared: dict[str, Any] = {"the priority": os.getpriority(os.PRIO_PROCESS, 0)}
-    if hasattr(os, "sched_getaffinity"):
-        shared |= {"the CPU cores": os.sched_getaffinity(0), "the scheduling policy": os.sched_getscheduler(0)}
+    shared["the CPU cores"] = meters.usable_cpus()
+    with contextlib.suppress(AttributeError, OSError):
+        shared["the scheduling policy"] = os.sched_getscheduler(0)
     numbers = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     shared |= {f"the {name}": resource.getrlimit(number) for name, number in numbers.items()}
     shared |= {f"the {name}": environment.text_of(f"/proc/self/{name}") for name in OF_PROCESS}

@@ -31,6 +31,7 @@ from bench.machine import leases
 from bench.record import failures, run_folder
 
 RENDEZVOUS_S = 300.0  # enough for nodes that a person starts one after another
+QUIET_S = 10.0  # of waiting, after which it says for what
 TICK_S = 0.1
 STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or for these nodes to count as lost
 REFUSE_S = 10.0  # for members that have not joined yet
@@ -100,16 +101,20 @@ class Leader:
         if not self._adopted:
             self._num_members, self._own_ranks = (job.config.hardware.nodes or 1) - 1, job.config.hardware.ranks_of_node
         timeout_s = job.config.hardware.rendezvous_timeout_s or RENDEZVOUS_S
-        until_s = time.monotonic() + timeout_s
+        begin_s, has_said = time.monotonic(), False
+        wanted = counted(self._num_members + 1, "process" if self._adopted else "node")
         while len(self._peers) < self._num_members:
             if why := self._still():
                 self._refuse_all(f"{why} before every node had joined: see its output")
-            if time.monotonic() > until_s:
-                wanted = counted(self._num_members + 1, "process" if self._adopted else "node")
+            if (waited_s := time.monotonic() - begin_s) > timeout_s:
                 self._refuse_all(
                     f"{len(self._peers) + 1} of {wanted} joined within {timeout_s:g} s: start the same command on "
                     "every node, check that address and port can be reached, or raise hardware.rendezvous_timeout_s"
                 )
+            if waited_s > QUIET_S and not has_said:
+                by = f" ({self._adopted.summary()})" if self._adopted else ""
+                say("waiting", f"{len(self._peers) + 1} of {wanted} joined{by}; at most {timeout_s:g} s")
+                has_said = True
             self._join()
         for peer in self._nodes:
             where = f"node {peer.node}" if self._adopted else "a node"

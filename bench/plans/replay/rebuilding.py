@@ -213,21 +213,28 @@ def _text(dumper: _Quoting, text: str) -> yaml.ScalarNode:
 _Quoting.add_representer(str, _text)
 
 
-def overrides_of(recorded: Recorded, tree: Checkout) -> list[str]:
-    """Returns the overrides of the replay except its seed: the record's, and what its machine had chosen for it."""
+def overrides_of(recorded: Recorded, tree: Checkout, is_confined: bool = False) -> list[str]:
+    """Returns the overrides of the replay except its seed: the record's, and what its machine had chosen for it.
+
+    is_confined: the replay as a whole runs in a sandbox, in which a script cannot have another one.
+    """
     hardware, kept, own_keys = recorded.config["hardware"], list[str](), set[str]()
+    script = recorded.config.get("script") or {}
     for override in recorded.overrides:
         key, is_set, value = override.partition("=")
         own_keys.add(key.lstrip("+~"))
-        is_script = key.lstrip("+") in ("script", "script.path") and not recorded.config["script"].get("root")
+        is_script = key.lstrip("+") in ("script", "script.path") and not script.get("root")
         if is_set and is_script and value not in ("null", ""):
             override = f"script={tree.own / Path(value).name}"
         elif is_set and key == "script.root":
             override = f"script.root={tree.own}"
-        elif key.lstrip("+") == "script.dialect" and recorded.config["script"].get("lines"):
+        elif key.lstrip("+") == "script.dialect" and script.get("lines"):
             override = f"script.dialect={tree.temp / LINES}"
+        elif is_confined and key.lstrip("+~") == "script.sandbox":
+            continue
         if not override.lstrip("+~").startswith(NOT_REPEATED):
             kept.append(override)
+    kept += ["script.sandbox=null"] * bool(is_confined and script.get("sandbox"))
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in own_keys}
     if recorded.run.get("script"):

@@ -96,7 +96,7 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
     with rebuilding.checkout(record) as tree:
         rebuilding.refuse_other_code(record, tree)
         env = rebuilding.variables_at(tree, None if options.keep_env else record.environment["variables"])
-        overrides = rebuilding.overrides_of(record, tree)
+        overrides = rebuilding.overrides_of(record, tree, is_confined)
         if groups.VARIABLE not in os.environ and (own := rebuilding.own_choices(record, tree.code)):
             say("settings", f"{', '.join(own)}: not in the code's conf/: taken from config.yaml; or name --config-dir")
             env[groups.VARIABLE] = str(tree.own / OWN_CONF)
@@ -254,7 +254,7 @@ def agree(record: Recorded, replayed: Recorded) -> None:
         if differing is None or others:
             raise ValueError(f"the code that the record holds is not what run.json names: {', '.join(others[:3])}")
     if theirs.get("script"):  # a script's config_id includes its path, so compare the rest
-        elsewhere = dict.fromkeys(("path", "root", "rev", "dialect"))
+        elsewhere = dict.fromkeys(("path", "root", "rev", "dialect", "sandbox"))
         configs = [
             run.config | {"name": None, "script": run.config["script"] | elsewhere} for run in (record, replayed)
         ]

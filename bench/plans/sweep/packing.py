@@ -21,7 +21,7 @@ from bench.config import schema, typed
 from bench.launch.console import say
 from bench.launch.series import Series
 from bench.machine import environment as environment_facts
-from bench.machine import gpus, leases, processes
+from bench.machine import gpus, leases, meters, processes
 from bench.machine.signals import raise_interrupted
 from bench.record import sweep
 from models.settings import Range
@@ -72,7 +72,7 @@ def slots(parallel: int | str, on_cpu: bool) -> list[Slot]:
     """
     typed.checked("hydra.launcher.parallel", str(parallel), Parallel | None)
     num_wanted = None if parallel == "auto" else int(parallel)
-    cores = physical_cores(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    cores = physical_cores(meters.usable_cpus())
     devices = [] if on_cpu else gpus.devices()
     places = _gpu_places(devices, cores, num_wanted) if devices else _core_places(cores, num_wanted)
     number = num_wanted or len(places)
