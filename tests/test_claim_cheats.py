@@ -71,6 +71,12 @@ def test_an_edited_verdict_is_shown_nowhere(results, monkeypatch, capsys):
     for verb, *arguments in (("compare", str(folder)), ("report", str(folder)), ("publish", str(folder))):
         assert program.main([verb, *arguments]) == 2
         assert "is not the one that the ledger has from the end of the race: restore it" in capsys.readouterr().err
+    (folder / "race.json").unlink()
+    for verb in ("compare", "publish"):
+        assert program.main([verb, str(folder)]) == 2
+        remedy = f"restore it from a copy, or read the verdict of its runs: race --look {folder.name}"
+        assert f"its race.json is missing, though the race has ended: {remedy}" in capsys.readouterr().err
+    assert program.main(["race", "--look", folder.name]) == 0 and "verdict: FASTER" in capsys.readouterr().out
     (folder / "race.json").write_text(original)
     assert program.main(["compare", str(folder)]) == 0
 

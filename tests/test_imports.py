@@ -65,19 +65,19 @@ BUDGET = {
     "config": 3_342,
     "machine": 4_747,
     "data": 1_669,
-    "record": 7_554,
+    "record": 7_563,
     "web": 1_149,
     "analysis": 8_283,
     "training": 8_879,
     "compare": 3_583,
     "launch": 7_479,
     "report": 4_694,
-    "plans": 9_750,
-    "claims": 3_454,
+    "plans": 9_752,
+    "claims": 3_452,
     "api": 1_352,
     "cli": 4_615,
     "models": 3_442,
-    "tests": 58_427,
+    "tests": 58_437,
 }
 SLACK = 250
 

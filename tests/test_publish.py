@@ -243,6 +243,9 @@ def test_a_file_that_a_link_leads_to_is_not_published(house, results, raced, tmp
 def test_a_run_or_a_race_that_has_not_ended_is_refused(house, results, raced, capsys):
     assert "status=running: wait" in refused(house, capsys, _running(results))
     (raced / "race.json").unlink()
+    assert "race.json is missing, though the race has ended" in refused(house, capsys, raced.name)
+    book = results.folder / ledger.NAME
+    book.write_text("".join(line for line in book.read_text().splitlines(True) if '"race_end"' not in line))
     assert "has not ended" in refused(house, capsys, raced.name)
     run = next(path for path in run_folder.find_runs([results.folder]) if run_folder.read_raw(path).get("race"))
     assert "has not ended" in refused(house, capsys, run)

@@ -732,7 +732,8 @@ def test_commits_of_the_harness_that_train_alike_are_not_mistaken_for_those_of_t
     [
         (["A=", "B="], "A and B have the same config .* ./run.sh calibrate measures it"),
         (["A=optim=muon", "B=", "C=optim=adamw"], "B and C have the same config"),
-        (["A=", "B=track.repeats=2"], "; track.repeats=2: the default anyway, or no part of a config"),
+        (["A=", "B=track.repeats=2"], "; track.repeats=2: the default anyway, or changes no training"),
+        (["A=", "B=hardware.wall_timeout_s=3000"], "; hardware.wall_timeout_s=3000: .* changes no training"),
         (["A=", "B=instruments=[regions]"], "times of A and B could not be compared: instruments differ: .* in B"),
         (["A=", "B=hardware.num_processes=2"], "world size differs: 1 in A, 2 in B"),
         (["A=", "B=goal.num_steps=30"], "A takes 20 steps and B 30, and they have no shared target loss"),

@@ -160,8 +160,6 @@ def _refuse_unfinished(content: Content) -> None:
             raise ValueError(f"{name}: status=running: wait for its end, then publish it")
     for race_id in content.race_ids:
         folder = race_folder.of(content.results, race_id)
-        if folder.is_dir() and not (folder / "race.json").is_file():
-            raise ValueError(f"{race_id}: has not ended, its numbers are hidden: race --resume or --abandon it")
         if folder.is_dir():
             race_folder.vouched(folder)
 

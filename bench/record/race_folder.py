@@ -110,9 +110,12 @@ def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def read(folder: Path | str) -> Race:
     """Returns the race.json of a folder.  Raises ValueError if it is missing or damaged."""
-    path = Path(folder) / "race.json"
+    path = Path(folder).absolute() / "race.json"
     if not path.is_file():
         name = path.parent.name
+        if _end_sha256(path):
+            remedy = f"restore it from a copy, or read the verdict of its runs: race --look {name}"
+            raise ValueError(f"{name}: its race.json is missing, though the race has ended: {remedy}")
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     with reading_record(path):
         return cast(Race, json_file.read(path, Race))
@@ -121,13 +124,19 @@ def read(folder: Path | str) -> Race:
 def vouched(folder: Path | str) -> Race:
     """Returns the race.json of a folder, as read().  Raises Damaged if the ledger beside it names another one."""
     path = Path(folder).absolute() / "race.json"
-    race, book = read(folder), path.parents[2] / ledger.NAME
-    if book.is_file():
-        state = book.stat()
-        sha256 = _ends(book.parent, state.st_size, state.st_mtime_ns).get(path.parent.name)
-        if sha256 and sha256 != ledger.sha256_of(path):
-            raise Damaged(f"{path}: is not the one that the ledger has from the end of the race: restore it")
+    race, sha256 = read(folder), _end_sha256(path)
+    if sha256 and sha256 != ledger.sha256_of(path):
+        raise Damaged(f"{path}: is not the one that the ledger has from the end of the race: restore it")
     return race
+
+
+def _end_sha256(path: Path) -> str | None:
+    """Returns what the ledger beside the races says of a race.json, None if it has no end of this race."""
+    book = path.parent.parent.parent / ledger.NAME
+    if not book.is_file():
+        return None
+    state = book.stat()
+    return _ends(book.parent, state.st_size, state.st_mtime_ns).get(path.parent.name)
 
 
 @functools.lru_cache(maxsize=4)
