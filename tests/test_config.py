@@ -228,6 +228,29 @@ def test_the_shape_of_a_config_is_all_but_its_floats_and_these_are_compared_one_
     assert (identity.are_near(shape, close), identity.are_near(shape, far)) == (True, False)
     other = identity.shape(build(Config, values | {"goal": values["goal"] | {"num_steps": 7}}))
     assert other["shape_id"] != shape["shape_id"] and not identity.are_near(shape, other)
+    validated = {"val_tokens": 2 * values["goal"]["val_tokens"], "val_every_steps": 3, "target_val_loss": 9.0}
+    assert identity.shape(build(Config, values | {"goal": values["goal"] | validated})) == shape
+    validated["stop_at_target"] = True
+    assert identity.shape(build(Config, values | {"goal": values["goal"] | validated})) != shape
+
+
+def test_what_does_not_reach_a_script_does_not_change_its_shape(tmp_path):
+    """Else its race could be repeated with the whole alpha, whatever it lost before."""
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text("print()\n")
+
+    def shape(*settings, folder="one"):
+        config = compose.compose(["track=free", "hardware=cpu", f"script={tmp_path}/{folder}/train.py", *settings])
+        return identity.shape(resolve(config, LAPTOP, 257))
+
+    without_effect = ["goal.num_steps=77", "goal.val_tokens=2048", "goal.target_val_loss=3", "hardware.dtype=bfloat16"]
+    without_effect += ["data.batch_tokens=512", "script.dialect=nanogpt", "script.sandbox=true"]
+    for setting in without_effect:
+        assert shape(setting) == shape(), setting
+    assert shape(folder="other") == shape()
+    for setting in ("script.args=['--n=2']", "script.env={A: x}", "hardware.num_threads=1", "goal.token_budget=99"):
+        assert shape(setting) != shape(), setting
 
 
 def test_numbers_within_a_scripts_arguments_are_floats_of_its_config():

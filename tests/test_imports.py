@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_532,
-    "config": 3_342,
+    "config": 3_363,
     "machine": 4_747,
     "data": 1_669,
     "record": 7_563,
     "web": 1_149,
     "analysis": 8_283,
-    "training": 8_879,
+    "training": 8_885,
     "compare": 3_583,
     "launch": 7_479,
     "report": 4_694,
-    "plans": 9_752,
+    "plans": 9_751,
     "claims": 3_452,
     "api": 1_352,
     "cli": 4_615,
     "models": 3_442,
-    "tests": 58_437,
+    "tests": 58_477,
 }
 SLACK = 250
 

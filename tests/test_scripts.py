@@ -280,6 +280,7 @@ READ = "open('{foreign}/w.dat', 'rb').read()"
         ("os.link('{foreign}/w.bin', 'own.bin'); open('own.bin', 'rb')", "w.bin"),
         ("open('own.bin', 'wb').close(); os.replace('{foreign}/w.bin', 'own.bin'); open('own.bin', 'rb')", "w.bin"),
         ("os.rename('{foreign}', 'own'); open('own/w.bin', 'rb')", "foreign"),
+        ("os.rename('w.bin', 'own', src_dir_fd=os.open('{foreign}', os.O_RDONLY)); open('own', 'rb')", "w.bin"),
         (
             "open('{foreign}/w.bin', 'wb', opener=lambda *_: os.open('x', 65, 438)); open('{foreign}/w.bin', 'rb')",
             "w.bin",
@@ -314,12 +315,28 @@ def test_what_a_process_reads_is_foreign_unless_it_made_it(tmp_path, text, expec
     assert names[0].startswith(expected) if expected else names == [], names
 
 
+def test_what_a_process_changes_in_a_folder_that_it_has_open_is_noted(tmp_path):
+    """A cheat: a link that the other arm reads is replaced, and no name says where."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("a", "c"):
+        (other / name).touch()
+    change = f"fd = os.open({str(other)!r}, os.O_RDONLY); os.rename('a', 'b', src_dir_fd=fd, dst_dir_fd=fd)"
+    code = WATCH.format(text=f"{change}; os.remove('c', dir_fd=fd); os.mkdir('d', dir_fd=fd)")
+    notes = tmp_path / ".rank0.opened.tmp"
+    subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
+    written = {note["path"] for note in opened.noted(tmp_path, 1) if note["writes"]}
+    assert {str(other / name) for name in "bcd"} <= written
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
         ("os.symlink('0f3a' * 99, '{other}/w0')", "w0"),  # read back by os.readlink, which no event tells of
         ("open('{other}/x', 'w').close(); os.setxattr('{other}/x', 'user.w', b'0f3a')", "x"),
         ("os.utime('{other}/here', ns=(1, 0x0f3a))", "here"),
+        ("os.symlink('0f3a' * 99, 'w0', dir_fd=os.open('{other}', os.O_RDONLY))", "w0"),
+        ("[os.mkdir('%03d' % number, dir_fd=os.open('{other}', os.O_RDONLY)) for number in range(300)]", "000"),
         ("os.symlink('x', '{other}/w0'); os.remove('{other}/w0')", None),
         ("os.symlink('x', 'w0')", None),  # in the run's own folder
         ("[os.mkdir('{other}/%03d' % number) for number in range(300)]", "000"),  # weights in their names

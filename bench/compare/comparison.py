@@ -158,8 +158,8 @@ def earlier_than(
 ) -> Earlier | None:
     """Returns the races of these two arms, in either order, that precede a plan in a ledger, which may lack the plan.
 
-    An arm is its code and its config, or one that differs only in floats by less than 1 % or in timeouts: else a race
-    could be repeated with a change that has no effect.  Of several such arms of a race, the one that had this very
+    An arm is its code and its config, or one that is near (identity.are_near): else a race could be repeated with a
+    change that has no effect.  Of several such arms of a race, the one that had this very
     config is named, and the e-value is the least of them; of a run that has not begun, only this very config is known
     to be one.  among: the ids of the races that count; None: all.
 

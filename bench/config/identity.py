@@ -18,6 +18,14 @@ UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
 # settings that change no step of a run
 UNHASHED = ("name", "seed", "exporters", "profile", "look", "checkpoint", "resume")
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: every track had 3 when ids were introduced
+# the settings that reach a script; all others could change without an effect on it
+OF_SCRIPTS = {
+    "goal": ("metric", "metric_pattern", "time_budget_s", "token_budget", "flop_budget"),
+    "hardware": ("device", "num_processes", "nodes", "num_threads"),
+    "script": ("path", "module", "command", "torchrun", "args", "python", "env"),
+}
+NOT_OF_SCRIPTS = ("seq_len", "batch_tokens", "bos_aligned")  # of the data
+TARGETS = ("target_val_loss", "target_gap_nats", "target")  # change no run that goes on beyond them
 NEAR_FRAC = 0.01  # configs whose settings differ by no more than this part try the same thing (assumed)
 FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # a float within text
 
@@ -91,11 +99,24 @@ def hash_of(values: dict[str, Any]) -> str:
 def shape(config: schema.Config) -> dict[str, Any]:
     """Returns {"shape_id", "floats"}: a hash of the config without its floats, and the floats in their settings' order.
 
-    Configs of one shape differ only in floats. Numbers within a script's arguments count as floats; timeouts do not.
+    Configs of one shape differ only in floats. Numbers within a script's arguments count as floats. Timeouts do not
+    count, nor what changes only validations, or does not reach a script.
     """
     floats: dict[str, float] = {}
-    values = _without_floats(hashed(config), "", floats)
+    values = _without_floats(_effective(hashed(config)), "", floats)
     return {"shape_id": hash_of(values), "floats": [floats[key] for key in sorted(floats)]}
+
+
+def _effective(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns hashed() settings without those that change only validations; of a script only those that reach it, and
+    of its path the last part: the code is known by source_sha256."""
+    if "script" not in values:
+        not_trained = TARGETS * (not values["goal"]["stop_at_target"])
+        is_kept = {key: not key.startswith("val_") and key not in not_trained for key in values["goal"]}
+        return values | {"goal": {key: value for key, value in values["goal"].items() if is_kept[key]}}
+    values |= {group: {key: values[group].get(key) for key in keys} for group, keys in OF_SCRIPTS.items()}
+    values["script"]["path"] = PurePath(values["script"]["path"] or "").name
+    return values | {"data": {key: value for key, value in values["data"].items() if key not in NOT_OF_SCRIPTS}}
 
 
 def are_near(shape: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -80,8 +80,8 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
                 mode = args[2] & os.O_ACCMODE
                 note(args[0], mode != os.O_WRONLY, mode != os.O_RDONLY)
             elif event in ("os.rename", "os.link"):
-                note(args[0], True, False, is_moved=True)
-                note(args[1], False, True)
+                note(_at(args[0], args[2]), True, False, is_moved=True)
+                note(_at(args[1], args[3]), False, True)
             elif event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn"):
                 arguments = args[:1] if event == "os.system" else args[1][1:]
                 text = " ".join(map(os.fsdecode, arguments))
@@ -89,16 +89,22 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
                     note(os.path.expanduser(word), False, True)
                 for word in re.split(r"[\s'\"=<>|;&]+", REDIRECTED.sub(" ", text)):
                     note(word, True, False)
-            elif event == "os.mkdir" and not os.path.exists(args[0]):
-                note(args[0], False, True)
-            elif event == "os.remove" and args[1] == -1:
-                note(args[0], False, True, itself=True)
+            elif event == "os.mkdir" and not os.path.exists(made := _at(args[0], args[2])):
+                note(made, False, True)
+            elif event == "os.remove":
+                note(_at(*args), False, True, itself=True)
             elif event in ("os.symlink", "os.setxattr", "os.utime"):  # which may hold data where no file is opened
-                note(args[event == "os.symlink"], False, False, hides=True)
+                folder_fd = -1 if event == "os.setxattr" else args[-1]
+                note(_at(args[event == "os.symlink"], folder_fd), False, False, hides=True)
             elif event in ("import", "ctypes.dlopen"):  # of a compiled module, or of a library
                 note(args[event == "import"], True, False)
 
     sys.addaudithook(hook)
+
+
+def _at(name: Any, folder_fd: int) -> Any:
+    """Returns a name in an open folder (dir_fd=), -1 for none, as a path."""
+    return name if folder_fd < 0 else os.path.join(os.readlink(f"/proc/self/fd/{folder_fd}"), os.fsdecode(name))
 
 
 def _below(folders: Iterable[str]) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from bench.record.rows import COLUMNS, metric_of
 OF_SOME = ("own", "python", "num_gpus", "num_nodes")  # facts that only some arms have
 # facts of an arm that the plan keeps
 KEPT = ("name", "config_id", "shape_id", "floats", "source_sha256", "commit", "dirty", "deviations", *OF_SOME)
-SHAPE = ("shape_id", "floats", "source_sha256")  # equal also in arms whose timeouts differ
 Facts = dict[str, dict[str, Any]]  # {arm: arm_process.facts()}
 MAX_SEED = 2**30
 MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here
@@ -217,9 +216,9 @@ def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
     facts: {arm: arm_process.facts()}, with its "overrides" to name those without effect.
     """
     for (name, arm), (other_name, other) in itertools.combinations(facts.items(), 2):
-        is_timed_out = "shape_id" in arm and all(arm[key] == other.get(key) for key in SHAPE)
-        if _trained(arm) == _trained(other) or is_timed_out:
-            given = sorted({*arm.get("overrides", ())} ^ {*other.get("overrides", ())})
+        given = sorted({*arm.get("overrides", ())} ^ {*other.get("overrides", ())})
+        of_timeouts = given and all(text.partition("=")[0].endswith("_timeout_s") for text in given)
+        if _trained(arm) == _trained(other) or (of_timeouts and _trained(arm)[-1] == _trained(other)[-1]):
             effect = f"; {', '.join(given)}: the default anyway, or changes no training" if given else ""
             same = f"have the same config ({_trained(arm)[0]}{effect}) and code, so they differ only by noise"
             if "without_rev" in arm:
