@@ -1,12 +1,16 @@
 """Foreign logs: every metric line is understood or reported, and nothing is guessed."""
 
 import json
+import os
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bench.launch.script import output
 from bench.record.importers import consoles, dialects, modded_nanogpt, programs, records
 
 RULE = "=" * 100
@@ -184,6 +188,32 @@ def test_a_number_that_cannot_be_read_is_no_line_that_was_skipped():
         *(1234.5, 12345678.0, -1000.0),
         *(None, None, None),
     ]
+
+
+def test_a_log_of_eight_times_as_many_iterations_takes_no_square_of_the_time():
+    def seconds(num_lines):
+        text = "".join(f"iter {step}: loss 4.1000, time 12.30ms, mfu 1.20%\n" for step in range(num_lines)).encode()
+        begin_s = time.process_time()
+        assert len(dialects.reader_of("nanogpt").read(text)[0]) == 1
+        return time.process_time() - begin_s
+
+    assert min(seconds(40_000) for _ in range(2)) < 24 * min(seconds(5_000) for _ in range(2))  # it took 64 times
+
+
+@pytest.mark.parametrize("num_chars", [4_080, 9_000, 12_000, 70_000])
+def test_a_number_at_the_end_of_a_long_line_is_read_whole_or_not_at_all(tmp_path, num_chars):
+    """As a program prints that writes all it knows as a line of JSON."""
+    described = {"step": r'"step": (?P<step>\d+), "val_loss": (?P<val_loss>[\d.]+)'}
+    lines = [json.dumps({"pad": "x" * num_chars, "step": step, "val_loss": 10.4876 - step}) for step in range(3)]
+    data, kept = "\n".join(lines).encode() + b"\n", SimpleNamespace(lines=[], late_ns={})
+    with open(os.devnull) as null:
+        rank = output._Rank(os.dup(null.fileno()), tmp_path / "log", re.compile("val_loss"), kept)
+    for start in range(0, len(data), 65_536):  # as a pipe gives it
+        rank.take(data[start : start + 65_536], start)
+    rank.close()
+    runs, facts = dialects.read(described, [text for _, text in kept.lines])
+    losses = [row["val_loss"] for run in runs for row in records.rows_of(run)]
+    assert (losses, len(facts["unmatched"])) == (([10.4876, 9.4876, 8.4876], 0) if num_chars < 10_000 else ([], 3))
 
 
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():

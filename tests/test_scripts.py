@@ -6,6 +6,7 @@ import mmap
 import os
 import pickle
 import py_compile
+import re
 import shutil
 import signal
 import statistics
@@ -460,6 +461,21 @@ def test_a_script_that_prints_64_mb_fills_no_disk(planted):
     assert run["script"]["num_unkept_lines"] > 50_000
     assert (run["folder"] / "logs" / "rank0.log").stat().st_size < 2 * 2**20
     assert [row["step"] for row in step_files.read(run["folder"])] == list(range(7))
+
+
+def test_metric_lines_beyond_what_is_read_are_counted_and_doubted(tmp_path):
+    """The last validation may be among them."""
+    script = tmp_path / "train.py"
+    script.write_text("for n in range(3000): print(f'step:{n}/3000 train_loss:3.0 train_time:{n}ms step_avg:1.00ms')\n")
+    changed = {"bench.launch.script.output.MAX_METRIC_BYTES": 100_000, "bench.launch.script.output.HEAD_BYTES": 1000}
+    with real_runs.started(
+        tmp_path / "results", "run", *scripted.TRACK, f"script={script}", changed=changed
+    ) as process:
+        process.communicate(timeout=100)
+    (folder,) = real_runs.folders(tmp_path / "results")
+    doubts = [doubt["doubt"] for doubt in real_runs.run_json(folder)["doubts"]]
+    (count,) = re.findall(r"([\d,]+) metric lines after the first .* were not read: print fewer", " ".join(doubts))
+    assert 3000 - 100_000 // 50 <= int(count.replace(",", "")) < 3000, doubts
 
 
 @pytest.mark.parametrize(

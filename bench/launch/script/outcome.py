@@ -16,13 +16,13 @@ import msgspec
 from bench.base import atomic, private, utc
 from bench.base.reading import json_file, patterns
 from bench.base.reading.damage import Damaged
-from bench.base.units import ms_from_ns, s_from_ms
+from bench.base.units import format_bytes, ms_from_ns, s_from_ms
 from bench.config.schema import GoalConfig
 from bench.launch.opened import noted
 from bench.launch.prepare import Job
 from bench.launch.script import trace_files, work_folder
 from bench.launch.script.opened_files import OpenedFiles
-from bench.launch.script.output import Output
+from bench.launch.script.output import MAX_METRIC_BYTES, Output
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
 from bench.record import failures, metrics, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
@@ -40,7 +40,7 @@ NO_VALIDATION = "the script printed no {}, which the goal needs"
 NO_TOKENS = "goal.token_budget={} needs the number of tokens in a step, which the script does not print"
 TOO_SHORT = "{} is used up before the end of step {}, the first that the script prints: use a larger budget"
 BY_TIME = "use goal.time_budget_s instead"
-MATCHING_CPU_S = 60.0  # for all lines that a script has printed, of which 200,000 take some seconds
+MATCHING_CPU_S, OF_A_LINE_CPU_S = 60.0, 0.5e-3  # for all lines, and more for each: a known dialect takes 0.05 ms
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 
 
@@ -101,7 +101,7 @@ def write(
     foreign, rows, is_wall = printed.runs[-1], printed.rows, printed.is_wall
     telemetry = telemetry_of(rows)
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
-    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(printed.file_facts, shown)]
+    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(printed.file_facts, shown, output.num_unread_lines)]
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
     if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on during validations
         protocol = protocol | {"excluded": [part for part in protocol["excluded"] if part != "validation"]}
@@ -201,7 +201,7 @@ class Printed(NamedTuple):
 
 def read(dialect: dialects.Dialect | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
     """Reads what a script has printed; None if no line reports a step.  lines: as Output.lines.  Raises TooLong."""
-    with patterns.limited(MATCHING_CPU_S):
+    with patterns.limited(MATCHING_CPU_S + OF_A_LINE_CPU_S * len(lines)):
         runs, file_facts = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
         if not runs or dialect is None:
             return None
@@ -247,7 +247,7 @@ def _add_own_metric(
     for _, text in lines:
         if (row := reader.row(text)) is not None:
             latest = row["step"]
-        if match := re.search(pattern, text[:MAX_LINE_CHARS]):
+        if len(text) <= MAX_LINE_CHARS and (match := re.search(pattern, text)):
             number = match.groupdict().get("step")
             step, value = as_number(number) if number else latest, as_number(match["value"])
             if step in by_step:
@@ -264,8 +264,11 @@ def count_wall(rows: list[StepRow]) -> None:
             row["step_ms"] = row.pop("wall_ms", None)
 
 
-def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Section]:
-    """Yields a doubt about how the lines were read, not about the script."""
+def unmatched(file_facts: Mapping[str, Any], dialect: str | None, num_unread: int = 0) -> Iterator[Section]:
+    """Yields a doubt about how the lines were read, not about the script.  num_unread: lines beyond the limit."""
+    if num_unread:
+        doubt = f"{num_unread:,} metric lines after the first {format_bytes(MAX_METRIC_BYTES)} of them were not read"
+        yield {"rank": 0, "instrument": "import", "doubt": f"{doubt}: print fewer"}
     if file_facts["unmatched"]:
         number, text = file_facts["unmatched"][0]
         problem = f"{len(file_facts['unmatched'])} lines look like metric lines of {dialect} but are not; the first"

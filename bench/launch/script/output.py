@@ -20,9 +20,10 @@ from bench.record.importers import dialects
 
 HEAD_BYTES = MIB  # limit of a rank's log, and of rank 0's other lines; metric lines are kept beyond it
 TAIL_LINES = 200
-MAX_LINE_BYTES = 4 * KIB
+MAX_LINE_BYTES = 64 * KIB  # of a longer line both ends are kept: they have more characters than any dialect reads
+CUT = b"[cut]"
 LINE_END = re.compile(rb"\r\n?|\n")  # a progress bar overwrites its line
-MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
+MAX_METRIC_BYTES = 32 * MIB  # 400,000 lines; those after them are not read, and counted
 
 
 class Output:
@@ -49,6 +50,11 @@ class Output:
         """Number of rank 0's lines that its log omits."""
         return self._ranks[0].num_unkept if self._ranks else 0
 
+    @property
+    def num_unread_lines(self) -> int:
+        """Number of rank 0's metric lines that are not in .lines."""
+        return self._ranks[0].num_unread if self._ranks else 0
+
     def __enter__(self) -> Self:
         for rank, pipe in enumerate(self.pipes):
             log = self._folder / "logs" / f"rank{rank}.log"
@@ -74,7 +80,8 @@ class _Rank:
         self._looks_like, self._kept = looks_like, kept
         self._num_bytes = self._metric_bytes = self._came_late_ns = 0
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
-        self.num_unkept, self._rest, self._rest_ns = 0, b"", 0
+        self.num_unkept = self.num_unread = 0
+        self._rest, self._rest_ns = b"", 0
 
     def take(self, data: bytes, t_ns: int, late_ns: int = 0) -> None:
         """Receives bytes that arrived at t_ns.  A line's time is that of its end."""
@@ -86,17 +93,20 @@ class _Rank:
             data, self._rest = data[1:], b""
         *whole, rest = LINE_END.split(self._rest + data)
         for line in whole:
-            self._line(line[:MAX_LINE_BYTES], t_ns, kept)
-        self._rest, self._rest_ns = rest[:MAX_LINE_BYTES], t_ns
+            self._line(line, t_ns, kept)
+        self._rest, self._rest_ns = rest[:MIB], t_ns
         self._write(kept)
 
     def _line(self, line: bytes, t_ns: int, kept: bytearray) -> None:
+        if len(line) > MAX_LINE_BYTES:
+            line = line[: MAX_LINE_BYTES // 2] + CUT + line[-MAX_LINE_BYTES // 2 :]
         text = line.decode("utf-8", "replace")
         is_head = self._num_bytes + len(kept) < HEAD_BYTES
-        is_metric = self._metric_bytes < MAX_METRIC_BYTES and self._looks_like.search(text) is not None
-        if is_metric:
+        if looks_like := self._looks_like.search(text) is not None:
             self._metric_bytes += len(line)
+        is_metric = looks_like and self._metric_bytes <= MAX_METRIC_BYTES
         if not (is_head or is_metric):
+            self.num_unread += looks_like
             if len(self._tail) == TAIL_LINES:
                 self.num_unkept += 1
             self._tail.append(line)

@@ -100,15 +100,16 @@ class Form:
         """Reads a log.  Returns its runs, and facts about the file, as modded_nanogpt.read() does."""
         text = ADDED.sub("", data.decode("utf-8", "replace"))
         runs: list[Rows] = []
-        unmatched, latest = [], 0
+        unmatched, latest, first = [], 0, 0
         for number, line in enumerate(text.splitlines(), 1):
             if (row := self.row(line)) is None:
-                if self.looks_like.search(line[:MAX_LINE_CHARS]):
+                if any(self.looks_like.search(end) for end in {line[:MAX_LINE_CHARS], line[-MAX_LINE_CHARS:]}):
                     unmatched.append((number, line[:200]))
                 continue
-            if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # the first step again: a new run
+            if not runs or (row["step"] <= first and row["step"] < latest):  # the first step again: a new run
                 runs.append({})
-            latest = row["step"]
+                first = row["step"]
+            latest, first = row["step"], min(first, row["step"])
             finite = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
             if "train_time_ms" in row and "train_time_ms" not in finite:
                 finite["train_time_ms"] = math.inf  # Run reports it as impossible
