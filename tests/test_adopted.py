@@ -183,6 +183,13 @@ def test_torchrun_takes_no_options_from_the_environment(tmp_path):
     assert "--max-restarts=0" in group._command and "--rdzv-backend=static" in group._command
 
 
+def test_a_rank_that_no_launcher_started_says_what_to_unset(monkeypatch):
+    for name, value in variables("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="WORLD_SIZE=2 and RANK=1 .* alone, or unset WORLD_SIZE, RANK and LOCAL_RANK"):
+        joining.refuse("race", [])
+
+
 def test_a_leader_that_waits_says_for_whom(monkeypatch, capsys):
     """As where WORLD_SIZE and RANK of another job are left in the shell, so that no other rank will come."""
     variables_left = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}

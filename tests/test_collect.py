@@ -256,6 +256,16 @@ def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machi
     assert content_of(into) == before
 
 
+def test_points_of_a_sweep_are_written_through_no_link(tmp_path):
+    folder, ours = tmp_path / "sweeps" / "sweep-1", tmp_path / "bashrc"
+    folder.mkdir(parents=True)
+    ours.write_text("mine")
+    (folder / sweep.POINTS).symlink_to(ours)
+    with pytest.raises(OSError, match="points.jsonl: is a link, which is not written through"):
+        sweep.keep(folder, 0, ["seed=0"], {"folder": tmp_path / "track" / "run"})
+    assert ours.read_text() == "mine"
+
+
 def test_a_link_in_a_run_of_somebody_elses_brings_no_file_of_ours(machines, tmp_path, capsys):
     a, _, into = machines
     name = runs_in(a.folder)[0]

@@ -570,6 +570,8 @@ for group, quota_us in (("a", "50000"), ("a/b", "-1")):
         (f"0::/{JOB}/step_0/user", OF_SLURM, 4.0, 2.0),
         ("4:memory:/a\n1:cpu,cpuacct:/a/b\n0::/", OF_VERSION_1, 0.5, 1.0),
         ("1:cpu:/", {}, None, None),
+        ("0::/", {"cpu.max": "100000 0", "memory.max": "?", "memory.current": "1"}, None, None),  # of a fake kernel
+        ("0::/", {"cpu.max": "many 100000"}, None, None),
     ],
 )
 def test_limits_of_control_groups_are_those_of_the_process_and_of_every_group_around_it(

@@ -85,7 +85,17 @@ def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):
     keys = [event["key"] for event in events]
     assert keys.index("run_start") < keys.index("eval_accuracy") < keys.index("run_stop")
     assert events[-1]["key"] == "run_stop" and events[-1]["time_ms"] is None  # without events nobody knows
-    assert events[-1]["metadata"] == {"status": "success", "train_s": 0.22}
+    assert events[-1]["metadata"] == {"status": "success", "train_s": 0.22, "validity": "valid"}
+    copy_with(tmp_path / "invalid", validity="invalid")
+    assert '"status": "aborted"' in (stop := formats.mllog(tmp_path / "invalid")) and '"validity": "invalid"' in stop
+
+
+def test_a_complete_run_whose_steps_are_cut_is_exported_as_nothing(tmp_path):
+    path = copy_with(tmp_path / "run") / "steps.csv"
+    path.write_text(path.read_text()[:-9])
+    for write in (formats.mllog, formats.modded_nanogpt_log):
+        with pytest.raises(ValueError, match="the last line is cut"):
+            write(tmp_path / "run")
 
 
 def test_a_log_says_nothing_that_a_terminal_obeys(tmp_path):

@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_532,
-    "config": 3_363,
+    "base": 2_542,
+    "config": 3_366,
     "machine": 4_760,
     "data": 1_669,
-    "record": 7_564,
+    "record": 7_568,
     "web": 1_149,
-    "analysis": 8_283,
-    "training": 8_885,
+    "analysis": 8_292,
+    "training": 8_896,
     "compare": 3_583,
-    "launch": 7_492,
-    "report": 4_694,
-    "plans": 9_751,
+    "launch": 7_515,
+    "report": 4_701,
+    "plans": 9_761,
     "claims": 3_452,
     "api": 1_352,
     "cli": 4_615,
     "models": 3_442,
-    "tests": 58_534,
+    "tests": 58_661,
 }
 SLACK = 250
 

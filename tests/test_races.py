@@ -376,6 +376,12 @@ FILES = {  # {what happens: (states of A's first run, of its others, whether the
     "the first run of B moved its folder": (lambda a, b: {}, lambda a, b: {READ: [5, 7]}, True),
     "a run of B moved its folder": (lambda a, b: {READ: [5, 7]},) * 2 + (True,),
     "a run of B removed it": (lambda a, b: {"/scratch/a.txt": [5, 7]},) * 2 + (True,),
+    "missing throughout": (lambda a, b: {READ: [0, 0]},) * 2 + (False,),
+    "missing, as the first run of B moved its folder": (lambda a, b: {READ: [0, 0]},) * 2 + (True,),
+    "another file, which is older, has its name": (lambda a, b: {READ: [5, 7]}, lambda a, b: {READ: [5, 8]}, True),
+    "its own first run changed it unseen": (lambda a, b: {READ: [5, 7]}, lambda a, b: {READ: [5, a + 1]}, False),
+    "many, and a run of B writes among them": (lambda a, b: {"/scratch/USER/": [0, 7]},) * 2 + (True,),
+    "many others": (lambda a, b: {"/scratch/x/": [0, 7]}, lambda a, b: {"/scratch/x/": [0, 8]}, False),
     "a run of B changed /proc/sys/vm/swappiness": (lambda a, b: {},) * 2 + (True,),  # for all programs
     "a run of B changed /etc/environment": (lambda a, b: {},) * 2 + (True,),
 }
@@ -403,11 +409,14 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
 
         return add(*args, **facts | {"change": change})
 
-    monkeypatch.setattr(spoiled.work_folder, "state_of", lambda path: None if "B" in began_s else [5, 7 * 10**9])
+    is_gone = lambda path: "B" in began_s and path.suffix  # noqa: E731
+    monkeypatch.setattr(spoiled.work_folder, "state_of", lambda path: None if is_gone(path) else [5, 7 * 10**9])
     monkeypatch.setattr(results, "add", reading)
     monkeypatch.setattr(spoiled.verification, "report", lambda folder: {"rules": ()})
     code, _ = go("A=", "B=optim.beta2=0.99", "n=2")
-    name = "/scratch/a.txt" if what == "a run of B removed it" else READ
+    name = {"a run of B removed it": "/scratch/a.txt", "many, and a run of B writes among them": "/scratch/USER/"}.get(
+        what, READ
+    )
     read = f"{setting}, which B wrote" if setting else f"{name}, which A reads"
     why = f"{read}, changed while the race was running: begin a new race"
     assert (code, race_json(results)["why"]) == ((1, why) if is_fault else (0, None))

@@ -192,6 +192,33 @@ def test_every_chart_of_a_run_becomes_a_picture(results, tmp_path, capsys):
         assert len(content) > 20_000  # a page without its chart has 6 KB
 
 
+def test_a_picture_replaces_a_picture_of_ours_alone(results, tmp_path, monkeypatch):
+    picture = b"\x89PNG" + bytes(99)
+
+    def take(command, **_):
+        Path(next(word for word in command if "--screenshot=" in word).partition("=")[2]).write_bytes(picture)
+
+    monkeypatch.setattr(png, "CHROMIUM", "chromium")
+    monkeypatch.setattr(png.subprocess, "run", take)
+    folder = add(results, 1)
+    for _ in range(2):
+        assert cli.main([str(folder), "--png", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "loss.png").read_bytes().replace(png.MARK, b"") == picture
+    (tmp_path / "loss.png").write_bytes(picture)
+    with pytest.raises(ValueError, match="loss.png: is no file of this program, and would be replaced"):
+        cli.main([str(folder), "--png", "--out", str(tmp_path)])
+    assert (tmp_path / "loss.png").read_bytes() == picture
+
+
+def test_a_link_in_somebody_elses_record_takes_no_page(results, tmp_path):
+    folder, page = add(results, 1), tmp_path / "report.html"
+    (folder / "report.html").symlink_to(page)
+    with pytest.raises(ValueError, match="report.html: is a link, through which no page is written"):
+        cli.main([str(folder)])
+    assert not page.exists()
+    assert cli.main([str(folder), "--out", str(folder / "report.html")]) == 0 and page.exists()  # the user named it
+
+
 def test_without_a_browser_pictures_are_refused_with_what_to_try(monkeypatch, tmp_path):
     monkeypatch.setattr(png, "CHROMIUM", None)
     with pytest.raises(ValueError, match="no chromium or google-chrome on PATH: install one, or open the page"):

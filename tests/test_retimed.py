@@ -209,12 +209,21 @@ def test_an_annotated_trace_never_takes_the_place_of_the_trace(tmp_path):
     assert (tmp_path / "rank0.json.gz").read_bytes() == before
 
 
-def test_an_annotated_trace_is_written_through_no_link_and_a_folder_that_cannot_be_written_is_said(tmp_path):
+def test_an_annotated_trace_replaces_an_annotated_trace_alone_and_a_folder_that_cannot_be_written_is_said(tmp_path):
     write(tmp_path / "rank0.json.gz", [step(1, 0, 100), event("kernel", "k", 10, 20, correlation=1)])
     (tmp_path / "private").write_text("mine")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "rank0.json.gz").symlink_to("../private")
-    assert verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "private").read_text() == "mine" and [path.name for path in (tmp_path / "out").iterdir()]
+    annotated = tmp_path / "out" / "rank0.json.gz"
+    for _ in range(2):
+        assert verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path / "out")]) == 0
+    for is_link in (True, False):
+        annotated.unlink()
+        if is_link:
+            annotated.symlink_to("../private")
+        else:
+            annotated.write_text("mine")  # another job's
+        with pytest.raises(ValueError, match="is no file of this program, and would be replaced; name another path"):
+            verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path / "out")])
+    assert (tmp_path / "private").read_text() == annotated.read_text() == "mine"
     with pytest.raises(ValueError, match="cannot be written .File exists."):
         verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path / "private")])

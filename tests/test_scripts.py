@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import real_runs
@@ -30,6 +31,8 @@ from bench.cli import main as program
 from bench.compare import eligibility
 from bench.config import identity
 from bench.launch import opened, prepare
+from bench.launch.script import work_folder
+from bench.launch.script.opened_files import OpenedFiles
 from bench.machine import code_state
 from bench.plans.race import arm_process, runner
 from bench.record import ledger, run_folder, step_files, verification
@@ -328,6 +331,56 @@ def test_what_a_process_changes_in_a_folder_that_it_has_open_is_noted(tmp_path):
     subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
     written = {note["path"] for note in opened.noted(tmp_path, 1) if note["writes"]}
     assert {str(other / name) for name in "bcd"} <= written
+
+
+def _files_of(folder, notes):
+    script = SimpleNamespace(sandbox=False, root=folder / "root", sources={})
+    config = SimpleNamespace(track=SimpleNamespace(fixed={}))
+    job = SimpleNamespace(script=script, dataset=SimpleNamespace(train=[], val=[]), config=config)
+    return OpenedFiles(folder / "run", job, notes, {"train": [], "val": []})
+
+
+def test_what_a_process_looks_for_and_links_that_it_exchanges_are_noted(tmp_path):
+    """Cheats: a file is removed before the other arm looks for it, a link to a folder leads to another one."""
+    other = tmp_path / "other"
+    (other / "v1").mkdir(parents=True)
+    (other / "v1" / "conf.txt").write_text("x")
+    for name in ("current", "latest"):
+        (other / name).symlink_to("v1")
+    text = (
+        "os.remove('{0}/current'); os.symlink('v2', '{0}/new'); os.rename('{0}/new', '{0}/latest')\n"
+        "try: open('{0}/missing.txt')\n"
+        "except OSError: open('{0}/v1/conf.txt')\n"
+        "open('{0}/made.txt', 'w').close(); open('{0}/made.txt')"
+    )
+    notes = tmp_path / ".rank0.opened.tmp"
+    code = WATCH.format(text=text.format(other))
+    subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
+    found = opened.noted(tmp_path, 1)
+    changed = {note["path"] for note in found if note["writes"] or note["hides"]}
+    assert {str(other / name) for name in ("current", "latest", "made.txt")} <= changed
+    assert [note["path"] for note in found if opened.is_missing(note)] == [str(other / "missing.txt")]
+    assert [note["path"] for note in opened.foreign(found)[0]] == [str(other / "v1" / "conf.txt")]
+    states = _files_of(tmp_path, found).elsewhere()
+    assert states[str(other / "missing.txt")] == [0, 0] and states[str(other / "v1" / "conf.txt")][0] == 1
+    assert str(other / "made.txt") not in states
+
+
+def test_of_more_files_than_are_listed_their_folders_are(tmp_path, monkeypatch):
+    """A cheat: the other arm writes to a file beyond the end of the list."""
+    for number in range(30):
+        (tmp_path / "many" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "many" / f"{number % 3}" / f"{number}.txt").write_text("x")
+    text = f"import glob\nfor path in glob.glob({str(tmp_path)!r} + '/many/*/*'): open(path)\n"
+    text += f"for number in range(30): open({str(tmp_path)!r} + '/many/out%d' % number, 'w').close()"
+    notes = tmp_path / ".rank0.opened.tmp"
+    code = WATCH.format(text=text)
+    subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
+    files = _files_of(tmp_path, opened.noted(tmp_path, 1))
+    monkeypatch.setattr(work_folder, "MAX_LISTED", 5)
+    last_ns = max(path.stat().st_ctime_ns for path in (tmp_path / "many" / "2").iterdir())
+    assert files.elsewhere() == {f"{tmp_path}/many/{name}/": [0, mock.ANY] for name in "012"}
+    assert files.elsewhere()[f"{tmp_path}/many/2/"][1] == last_ns and files.written() == [f"{tmp_path}/many"]
 
 
 @pytest.mark.parametrize(

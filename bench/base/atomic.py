@@ -31,16 +31,22 @@ RECORDS = (
 )
 OF_PROCESS = re.compile(r"\.node\d+(?=\.)|(?<=^points)\.[\w.]*(?=\.jsonl$)")  # in a file of one node or process
 FOLDERS = ("code", "logs", "traces", "memory", "checkpoint", "work", "ledgers")  # in a record; pages are made again
+MARKED_BYTES = 256  # of a file, in which its mark is
 PAGES = ("report.html", "race.html", "sweep.html", "study.html", "ladder.html")  # whose names are ours
 
 
-def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
+def write_out(path: Path, content: str | bytes, option: str | None = "--out") -> None:
     """Writes a file that the user requested with an option, and creates its parent folders.
 
     A link is followed, and a pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises
     ValueError if the file cannot be written or belongs to a record (see refuse_record), for what is no file elsewhere,
     and for a page that would replace anything but a page.
+
+    option: None for a page beside a record, which may be somebody else's: a link there is refused.
     """
+    if option is None and path.is_symlink():
+        raise ValueError(f"{path}: is a link, through which no page is written: remove it, or name a file with --out")
+    option = option or "--out"
     for _ in range(MAX_LINKS):  # what a link leads to is written, as by >
         if not path.is_symlink() or _is_descriptor(path):
             break
@@ -55,8 +61,8 @@ def write_out(path: Path, content: str | bytes, option: str = "--out") -> None:
     if path.exists() and not (path.is_file() or is_device):
         raise ValueError(f"{option} {path}: is no file, and would be replaced; name another path")
     is_other = path.is_file() and path.name not in PAGES and path.stat().st_size > 0
-    if has_title and is_other and not _begins_with(path, begins):
-        raise ValueError(f"{option} {path}: is no page of this program, and would be replaced; name another path")
+    if has_title and is_other:
+        refuse_other(path, begins, option)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_device:
@@ -83,9 +89,13 @@ def _device(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_TRUNC)
 
 
-def _begins_with(path: Path, start: bytes) -> bool:
-    with open(path, "rb", opener=plain_file.open_now) as file:
-        return file.read(len(start)) == start
+def refuse_other(path: Path, mark: bytes, option: str) -> None:
+    """Raises ValueError if a file would be replaced that does not begin with the mark of this program's files."""
+    if path.exists():
+        with open(path, "rb", opener=plain_file.open_now) as file:
+            if mark in file.read(max(MARKED_BYTES, len(mark))):
+                return
+        raise ValueError(f"{option} {path}: is no file of this program, and would be replaced; name another path")
 
 
 def refuse_record(path: Path, option: str = "--out") -> None:

@@ -41,7 +41,7 @@ TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # torchrun's error re
 
 def salted_hash(text: str) -> str:
     """Returns a hash of a text, 16 hex digits, which is specific to this project."""
-    return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
+    return hashlib.sha256(b"speedrun-bench:" + text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def mark_of(results: Path | str) -> str:
@@ -58,7 +58,7 @@ def secret_hash(text: str) -> str:
     """Returns a hash of a text, hex digits, that only this user can compute; anybody can if no secret can be kept."""
     secret = _secret()  # which makes the file
     secret *= (state_root() / "mark").is_file()  # else each process of the user has another one
-    return hashlib.sha256(secret + text.encode()).hexdigest()
+    return hashlib.sha256(secret + text.encode(errors="surrogatepass")).hexdigest()
 
 
 @functools.cache

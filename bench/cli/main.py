@@ -84,7 +84,7 @@ LASTING = {*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect
 LASTING |= {"init", "data"}
 # commands that only print: those that begin like this, help and version, and any command with one of ANSWERS
 ANSWERING = ("data show", "referee status", "referee log")
-ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check")
+ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check", "--look")
 HELP = """usage: ./run.sh COMMAND [...]
 
 {verbs}

@@ -99,7 +99,7 @@ def _write_page(folder: Path, args: argparse.Namespace, module: ModuleType) -> M
         module.write_run_pages(folder)
     with reading_record(folder):  # damage may show only while the page is drawn
         page = module.document(folder, path.parent).html()
-    atomic.write_out(path, page)
+    atomic.write_out(path, page, "--out" if args.out else None)
     return {"page": os.path.abspath(path)}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.base.reading import plain_file
 from bench.config import groups, typed, window_settings
 from models.settings import PositiveInt
 
@@ -194,6 +195,8 @@ def _quoted(override: str) -> str:
 
 
 def _refuse(override: str) -> None:
+    if (shown := plain_file.name_in_utf8(override)) != override:
+        raise ValueError(f"{shown}: has bytes that are not UTF-8, which no record can hold: write it in UTF-8")
     if is_hydra_override(override):
         raise ValueError(f"{override}: settings of Hydra are for sweeps: use ./run.sh run -m")
     if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):

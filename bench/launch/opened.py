@@ -49,6 +49,11 @@ class Opened(TypedDict):
     t_ns: int  # time.perf_counter_ns
 
 
+def is_missing(note: Opened) -> bool:
+    """Returns whether a note is of a file that was to be read and was not there."""
+    return not (note["changed_ns"] or note["num_bytes"] or note["writes"] or note["hides"])
+
+
 def noted(folder: Path, num_ranks: int) -> list[Opened]:
     """Returns the notes of all ranks in the order of their times."""
     notes: list[Opened] = []
@@ -70,6 +75,7 @@ def foreign(
     the script's folder, where no data was before.
     """
     first: dict[str, Opened] = {}
+    notes = [note for note in notes if not is_missing(note)]
     for note in notes:
         first.setdefault(note["real"], note)
     made = {real for real, note in first.items() if note["is_new"]}  # also folders

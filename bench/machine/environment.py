@@ -183,7 +183,7 @@ def cpu_quota_cores() -> float | None:
         quota, _, period = (text_of(group / "cpu.max") or "").partition(" ")
         quota = quota or text_of(group / "cpu.cfs_quota_us") or "max"
         period = period or text_of(group / "cpu.cfs_period_us") or ""
-        if period and quota not in ("max", "-1"):
+        if quota.isdecimal() and period.isdecimal() and int(period):
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
 
@@ -194,7 +194,7 @@ def available_memory_gib() -> float | None:
     for group in cgroups("memory"):
         for limit_name, used_name in MEMORY_LIMITS:
             limit, used = text_of(group / limit_name), text_of(group / used_name)
-            if limit and used and limit != "max":
+            if limit and used and limit.isdecimal() and used.isdecimal():
                 limits_gib.append(gib_from_bytes(int(limit) - int(used)))
     return min((gib for gib in limits_gib if gib is not None), default=None)
 

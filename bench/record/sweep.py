@@ -139,7 +139,8 @@ def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping[str, 
     path = Path(run["folder"]).absolute()
     results = folder.parent.parent
     name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)
-    with open(folder / (f"points.{number}.jsonl" if apart else POINTS), "a") as file:
+    path = folder / (f"points.{number}.jsonl" if apart else POINTS)
+    with open(path, "a", opener=plain_file.open_here) as file:
         file.write(json.dumps({"number": number, "overrides": public(overrides), "folder": name}) + "\n")
 
 

@@ -29,7 +29,7 @@ SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/proc", "/sys", "/usr")
 
 
 def watch(path: str, accepted: Iterable[str] = ()) -> None:
-    """Appends a line to the file `path` for each file that this process and its forks read or make.
+    """Appends a line to the file `path` for each file that this process and its forks read, look for or make.
 
     Not noted are the interpreter, its packages, the system's files but changed settings, compile caches, sources
     of modules that are loaded already (a traceback reads them), and accepted files and folders.  A data file has a line
@@ -43,10 +43,16 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
     packages = _below([sys.prefix, sys.base_prefix, site.getusersitepackages(), *site.getsitepackages(), *added])
     loaded = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
     unnoted = packages + _below([*SYSTEM, *_caches(), *loaded, *accepted])
-    noted: dict[tuple[str, bool, bool], int] = {}  # {(true path, reads, writes): ns of its last line}
+    noted: dict[tuple[str, bool, bool, bool], int] = {}  # {(true path, reads, writes, is there): ns of its last line}
 
     def note(
-        name: Any, reads: bool, writes: bool, is_moved: bool = False, hides: bool = False, itself: bool = False
+        name: Any,
+        reads: bool,
+        writes: bool,
+        is_moved: bool = False,
+        hides: bool = False,
+        itself: bool = False,
+        may_miss: bool = False,
     ) -> None:
         named = os.path.abspath(os.fsdecode(name))
         if named.startswith(packages) and not (writes or hides):
@@ -55,33 +61,38 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
         if hides or itself:  # a link itself, not what it names
             real = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
         with contextlib.suppress(OSError):
-            status = os.stat(real)
+            status = os.stat(real, follow_symlinks=not itself)
         is_folder = status is not None and stat.S_ISDIR(status.st_mode)
-        is_here = (is_folder and is_moved) or stat.S_ISREG(status.st_mode) if status else writes
+        is_file = status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode))
+        is_here = (is_folder and is_moved) or is_file if status else writes or may_miss
         is_unnoted = f"{real}{os.sep}".startswith(unnoted) and not (writes and real.startswith(SETTINGS))
         if not hides and (not is_here or is_unnoted):
             return
-        key, t_ns = (real, reads, writes), now_ns()
+        key, t_ns = (real, reads, writes, status is not None), now_ns()
         if key in noted and (not named.endswith(DATA) or t_ns - noted[key] < AGAIN_NS):
             return
         facts: dict[str, Any] = {"path": _utf8(named), "real": _utf8(real), "num_bytes": 0, "changed_ns": 0}
         if status:
             facts.update(num_bytes=MUCH if is_folder else status.st_size, changed_ns=status.st_ctime_ns)
         if key not in noted and len(noted) >= MAX_FILES:
-            key, facts = (OTHERS, True, False), {"path": OTHERS, "real": OTHERS, "num_bytes": MUCH, "changed_ns": 0}
+            key, facts = (
+                (OTHERS, True, False, True),
+                {"path": OTHERS, "real": OTHERS, "num_bytes": MUCH, "changed_ns": 0},
+            )
         noted[key] = t_ns
         # what a file without bytes holds later, this process has put there
-        facts.update(reads=key[1], writes=key[2], is_new=not facts["num_bytes"], hides=hides, t_ns=t_ns)
+        is_new = not facts["num_bytes"] and (status is not None or writes)
+        facts.update(reads=key[1], writes=key[2], is_new=is_new, hides=hides, t_ns=t_ns)
         write_to(fd, json.dumps(facts).encode() + b"\n")
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         with contextlib.suppress(OSError, TypeError, ValueError):  # such as a file descriptor in place of a name
             if event == "open":
                 mode = args[2] & os.O_ACCMODE
-                note(args[0], mode != os.O_WRONLY, mode != os.O_RDONLY)
+                note(args[0], mode != os.O_WRONLY, mode != os.O_RDONLY, may_miss=mode == os.O_RDONLY)
             elif event in ("os.rename", "os.link"):
                 note(_at(args[0], args[2]), True, False, is_moved=True)
-                note(_at(args[1], args[3]), False, True)
+                note(_at(args[1], args[3]), False, True, itself=True)
             elif event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn"):
                 arguments = args[:1] if event == "os.system" else args[1][1:]
                 text = " ".join(map(os.fsdecode, arguments))

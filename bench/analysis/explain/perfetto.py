@@ -22,6 +22,7 @@ from bench.analysis.trace.source import Source
 from bench.base import atomic
 
 PID = "speedrun"  # process id of the added tracks, which no real process has
+MARK = "annotated_by_speedrun.json"  # the file's name within the gzip file, which shows whose it is
 CATEGORY = "speedrun"  # category of the added events, which an analysis of the new file ignores
 NUM_RANKED = 8  # lines of the ranking that have a track
 ACCOUNT, COMMUNICATION, PATH = "1 parts of the step", "2 exposed communication", "3 critical path"
@@ -37,10 +38,11 @@ def write(folder: Path, rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[
     path = folder / (rank.path.name.removesuffix(".gz") + ".gz")
     if path.exists() and path.samefile(rank.path):
         raise ValueError(f"--perfetto {folder}: it holds the trace itself, {path.name}; name another folder")
+    atomic.refuse_other(path, MARK.encode(), "--perfetto")
     source, added = Source(rank.path), [json.dumps(event).encode() for event in events(rank, pieces, ranked)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic.replacing(path, durable=False) as out, gzip.GzipFile("", "wb", 3, out) as file:
+        with atomic.replacing(path, durable=False) as out, gzip.GzipFile(MARK, "wb", 3, out) as file:
             _copy(source, added, file)
     except OSError as error:
         raise ValueError(f"--perfetto {path}: cannot be written ({error.strerror}); name another folder") from None

@@ -18,6 +18,8 @@ import numpy as np
 from bench.analysis.trace import events
 from bench.analysis.trace.columns import take
 from bench.analysis.trace.events import Args, Event, integers, nanoseconds, whole
+from bench.base import private
+from bench.base.paths import REPO
 
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
 STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
@@ -161,7 +163,7 @@ class Collector:
             self._sequence.setdefault(row, by_operator[int(external[row])])
         return {
             "columns": self._columns,
-            "names": [str(name)[:MAX_NAME_CHARS] for name in self._names],
+            "names": [_shown(str(name)) for name in self._names],
             "tracks": list(self._tracks),
             "extras": list(self._extras),
             "sequence": self._sequence,
@@ -169,6 +171,11 @@ class Collector:
             "num_bad": self.num_bad,
             "unread": {name: num for name, num in self._unread.items() if name.lower() not in events.UNTIMED},
         }
+
+
+def _shown(name: str) -> str:
+    """Returns a name without private paths, which those of Python's functions have."""
+    return (private.redact(name, REPO) if "/" in name else name)[:MAX_NAME_CHARS]
 
 
 @functools.lru_cache(maxsize=1000)  # a hostile file may have a category per event

@@ -79,10 +79,12 @@ def refuse(verb: str, arguments: list[str]) -> None:
     adopted = started_by(verb)
     if adopted is None or adopted.world_size == 1:
         return
-    if adopted.rank > 0:
+    if adopted.rank > 0 and adopted.by != "variables":  # rank 0 says it for all, if somebody started them together
         time.sleep(SAY_S)
         sys.exit(2)
-    raise ValueError(f"{adopted.summary()}, and such ranks can only make a run together: start ./run.sh {verb} alone")
+    unset = ", or unset WORLD_SIZE, RANK and LOCAL_RANK" * (adopted.by == "variables")
+    why = f"{adopted.summary()}, and such ranks can only make a run together"
+    raise ValueError(f"{why}: start ./run.sh {verb} alone{unset}")
 
 
 # ---- the leader

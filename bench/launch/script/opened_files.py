@@ -51,7 +51,8 @@ class OpenedFiles:
         self._stated = [*self._data, *(note for note in others if note not in self._data)]
         written = {note["real"] for note in notes if note["writes"]}  # an empty file that it only reads may be a switch
         empty = {n["real"]: n for n in notes if n["reads"] and not n["num_bytes"]}.values()
-        outside = (note for note in [*read, *empty] if not note["real"].startswith(self._own))
+        missing = {note["real"]: note for note in notes if opened.is_missing(note)}.values()
+        outside = (note for note in [*read, *empty, *missing] if not note["real"].startswith(self._own))
         self._elsewhere = [note for note in outside if note["real"] not in written]
         # true if its track fixes no data and it opened none of the track's
         self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}
@@ -64,26 +65,37 @@ class OpenedFiles:
     def states(self) -> dict[str, list[int]]:
         """Returns {name: [size in bytes, ns of its last change]} of the data files that are not the track's, and of
         small files beside the script; if the track fixes the data, of all of the user's."""
-        return self._states_of(self._stated)
+        return dict(itertools.islice(self._states_of(self._stated).items(), work_folder.MAX_LISTED))
 
     def elsewhere(self) -> dict[str, list[int]]:
-        """Returns the same of files outside of its folders that it read and did not write, and that are still there.
+        """Returns the same of files outside of its folders that it read and did not write, and that are still there;
+        [0, 0] of those that it looked for and that are still missing.
 
+        Of more than MAX_LISTED files, folders stand for those in them, with a slash, 0 bytes and the last change.
         In a sandbox there are none.
         """
-        return {} if self._is_confined else self._states_of(n for n in self._elsewhere if os.path.exists(n["real"]))
+        as_before = (n for n in self._elsewhere if os.path.exists(n["real"]) != opened.is_missing(n))
+        states = {} if self._is_confined else self._states_of(as_before)
+        while len(states) > work_folder.MAX_LISTED:
+            names, states = states, {}
+            for name, (_, changed_ns) in names.items():
+                folder = os.path.join(os.path.dirname(name.rstrip("/")), "")
+                states[folder] = [0, max(changed_ns, states.get(folder, [0, 0])[1])]
+        return states
 
     def _states_of(self, notes: Iterable[Opened]) -> dict[str, list[int]]:
-        listed = {self._name(note): note for note in itertools.islice(notes, work_folder.MAX_LISTED)}
-        return {name: [note["num_bytes"], note["changed_ns"]] for name, note in listed.items()}
+        return {self._name(note): [note["num_bytes"], note["changed_ns"]] for note in notes}
 
     def written(self) -> list[str]:
-        """Returns the names of what it wrote, moved, linked or removed outside of its own folders, by both paths."""
+        """Returns the names of what it wrote, moved, linked or removed outside of its own folders, by both paths; of
+        more than MAX_LISTED, the folders that they are in."""
         notes = (note for note in self._notes if note["writes"] or note["hides"] or note["num_bytes"] == MUCH)
         kept = [note for note in notes if not self._is_confined and _may_be_written(note)]
         paths = {path for note in kept for path in (note["path"], note["real"])}
-        outside = (path for path in sorted(paths) if not f"{path}/".startswith((*self._own, f"{self._work}/")))
-        return [self._shared(path) for path in outside][: work_folder.MAX_LISTED]
+        outside = {path for path in paths if not f"{path}/".startswith((*self._own, f"{self._work}/"))}
+        while len(outside) > work_folder.MAX_LISTED:
+            outside = set(map(os.path.dirname, outside))
+        return sorted(map(self._shared, outside))
 
     def _name(self, note: Opened) -> str:
         return self._shared(note["path"].replace(str(self._work), "work"))

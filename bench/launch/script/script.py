@@ -20,6 +20,7 @@ from typing import Any
 from bench.base import credentials, private
 from bench.base.metric import VAL_LOSS
 from bench.base.paths import REPO, user_path
+from bench.base.reading import plain_file
 from bench.config import schema, user_code
 from bench.data.sources.source import data_root
 from bench.machine import code_state, git, sandbox
@@ -348,6 +349,8 @@ def _value(name: str, value: object) -> str:
         raise ValueError(f"script.env.{name}=null: the record would keep it, and it looks like a secret: remove it")
     if name not in os.environ:
         raise ValueError(f"script.env.{name}=null: the shell has no such variable: give its value, {name}: VALUE")
+    if plain_file.name_in_utf8(os.environ[name]) != os.environ[name]:
+        raise ValueError(f"script.env.{name}=null: its value is not UTF-8, and no record can hold it: give another one")
     return os.environ[name]
 
 

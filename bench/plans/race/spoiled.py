@@ -98,16 +98,19 @@ def _changed_file(race: State, arm: str) -> str | None:
     if not runs_of[arm]:
         return None
     last, states = runs_of[arm][-1], dict[str, list[int]]()
-    for name, found in ((name, found) for run in runs_of[arm] for name, found in run.data.items()):
-        if states.setdefault(name, found) != found:
-            return f"{name}, which {arm} reads"
+    own_windows_s = [run.window_s for run in runs_of[arm]]
+    for run in runs_of[arm]:
+        for name, found in (run.data | run.elsewhere).items():
+            is_known = name.endswith("/") or _is_within(own_windows_s, found[1])  # a folder's, or its program did it
+            if states.setdefault(name, found) != found and (name in run.data or not is_known):
+                return f"{name}, which {arm} reads"
     if of_system := next((path for path in last.written if path.startswith(SETTINGS)), None):
         return f"{of_system[:-1]}, which {arm} wrote"
     for other in runs_of.keys() - {arm}:
         windows_s = [run.window_s for run in runs_of[other]]
         written = tuple({path for run in runs_of[other] for path in run.written})
         for name, (_, changed_ns) in last.elsewhere.items():
-            if _is_below(name, written) or any(start_s <= changed_ns / 1e9 <= end_s for start_s, end_s in windows_s):
+            if _is_below(name, written) or _is_within(windows_s, changed_ns):
                 return f"{name}, which {arm} reads"
         for name in sorted({name for run in runs_of[other] for name in run.elsewhere}):
             if _is_below(name, last.written):
@@ -115,13 +118,20 @@ def _changed_file(race: State, arm: str) -> str | None:
         for name in runs_of[other][-1].elsewhere if runs_of[other] else ():
             if not work_folder.REDACTED.search(name):
                 now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))
-                if now is None or last.window_s[0] <= now[1] / 1e9 <= last.window_s[1]:
+                was_there = bool(runs_of[other][-1].elsewhere[name][1])
+                if _is_within([last.window_s], now[1]) if now else was_there:
                     return f"{name}, which {other} reads"
     return None
 
 
 def _is_below(name: str, paths: tuple[str, ...]) -> bool:
-    return f"{name}/".startswith(paths)
+    """Returns whether a file lies below one of the paths, or one of these in a folder that stands for its files."""
+    is_folder = name.endswith("/")
+    return f"{name.rstrip('/')}/".startswith(paths) or (is_folder and any(path.startswith(name) for path in paths))
+
+
+def _is_within(windows_s: list[tuple[float, float]], time_ns: int) -> bool:
+    return any(start_s <= time_ns / 1e9 <= end_s for start_s, end_s in windows_s)
 
 
 def _runs(race: State, arm: str) -> Iterator[_Files]:

@@ -117,14 +117,17 @@ def _mllog_lines(run: Record, folder: Path | str) -> Iterator[str]:
         yield _line("INTERVAL_START", "init_start", None, at_ms["init_start", None])
         yield _line("INTERVAL_END", "init_stop", None, start_ms)
     yield _line("INTERVAL_START", "run_start", None, start_ms)
-    for row in step_files.read(folder):
+    for row in _steps_of(folder)[1]:
         if row.get("val_loss") is not None:
             time_ms = at_ms.get(("eval_stop", row["step"]))
             units = {"samples_count": row.get("tokens"), "samples": "tokens", "loss": "nats per token"}
             yield _line("POINT_IN_TIME", "eval_accuracy", row["val_loss"], time_ms, step_num=row["step"], **units)
     has_reached = run["status"] == "complete" and run["metrics"].get("target_reached") is not False
-    status, end_ms = "success" if has_reached else "aborted", at_ms.get(("run_stop", None))
-    yield _line("INTERVAL_END", "run_stop", None, end_ms, status=status, train_s=run["metrics"].get("train_s"))
+    status, end_ms = "aborted", at_ms.get(("run_stop", None))
+    if has_reached and run["validity"] != "invalid":
+        status = "success"
+    facts = {"train_s": run["metrics"].get("train_s"), "validity": run["validity"]}
+    yield _line("INTERVAL_END", "run_stop", None, end_ms, status=status, **facts)
 
 
 def _line(kind: str, key: str, value: Any, time_ms: int | None, **metadata: Any) -> str:
@@ -145,7 +148,7 @@ def modded_nanogpt_log(folder: Path) -> str:
     all the digits of the record, and what is unknown has no line.
     Raises ValueError if the record is an imported log, or the run did not complete and its number of steps is unknown.
     """
-    run, rows = run_folder.read(folder), step_files.read(folder)
+    run, rows = run_folder.read(folder), _steps_of(folder)[1]
     if run.get("provenance") == "imported":
         raise ValueError(f"{run['run_id']}: was imported from a log, which is not written again: export it --to csv")
     patch = code_state.kept(folder) / "diff.patch"
