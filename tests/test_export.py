@@ -29,6 +29,13 @@ def test_csv_has_a_line_a_run_or_a_step(printed):
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4] and rows[4]["val_loss"] == "4.25"
 
 
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    out = tmp_path / "mine.csv"
+    out.touch(mode=0o600)
+    assert export.main([str(COMPLETE), "--to", "csv", "--out", str(out)]) == 0
+    assert out.stat().st_mode & 0o777 == 0o600 and COMPLETE.name in out.read_text()
+
+
 def test_a_pipe_that_is_named_is_written_to_and_not_replaced():
     """bash names such a pipe for >(program).  Root's --out /dev/full once replaced the device by a file."""
     reading, writing = os.pipe()

@@ -216,6 +216,22 @@ def test_a_number_at_the_end_of_a_long_line_is_read_whole_or_not_at_all(tmp_path
     assert (losses, len(facts["unmatched"])) == (([10.4876, 9.4876, 8.4876], 0) if num_chars < 10_000 else ([], 3))
 
 
+def test_a_line_without_an_end_takes_no_square_of_its_length(tmp_path):
+    """As of a progress bar of dots."""
+
+    def seconds(num_pieces):
+        with open(os.devnull) as null:
+            rank = output._Rank(os.dup(null.fileno()), tmp_path / "log", re.compile("val_loss"), None)
+        begin_s = time.process_time()
+        for number in range(num_pieces):
+            rank.take(b"." * 20, number)
+        spent_s = time.process_time() - begin_s
+        rank.close()
+        return spent_s
+
+    assert min(seconds(48_000) for _ in range(2)) < 24 * min(seconds(6_000) for _ in range(2))  # it took 64 times
+
+
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():
     text = b"iter 0: loss 10.9, time 300.00ms, mfu -100.00%\niter 10: loss 8.1, time 200.00ms, mfu -100.00%\n"
     ((run,), _) = read_console(text, "nanogpt")

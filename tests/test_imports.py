@@ -61,7 +61,7 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_542,
+    "base": 2_545,
     "config": 3_366,
     "machine": 4_760,
     "data": 1_669,
@@ -70,14 +70,14 @@ BUDGET = {
     "analysis": 8_292,
     "training": 8_896,
     "compare": 3_583,
-    "launch": 7_515,
+    "launch": 7_519,
     "report": 4_701,
-    "plans": 9_761,
+    "plans": 9_759,
     "claims": 3_452,
     "api": 1_352,
     "cli": 4_615,
     "models": 3_442,
-    "tests": 58_661,
+    "tests": 58_686,
 }
 SLACK = 250
 

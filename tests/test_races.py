@@ -35,6 +35,7 @@ from bench.machine.signals import Interrupted
 from bench.plans import locks
 from bench.plans.race import arm_process, plan, planning, runner, spoiled, state
 from bench.record import ledger, race_folder, run_folder
+from bench.training.open_watch import OTHERS
 
 NOISE = 0.002  # sd of log run time, of one machine in one session; public logs have 0.0008
 
@@ -362,7 +363,8 @@ def test_data_that_an_arm_reads_and_that_change_meanwhile_end_the_race_without_a
     code, arms = go("A=", "B=optim.beta2=0.99", "n=3")
     outcome = race_json(results)
     assert (code, outcome["status"], outcome["result"]) == (1, "abandoned", None)
-    assert outcome["why"] == "work/data.bin, which A reads, changed while the race was running: begin a new race"
+    what = "work/data.bin, which A reads, changed while the race was running (chmod and hard links count too)"
+    assert outcome["why"] == f"{what}: begin a new race"
 
 
 READ = "/scratch/USER/a.txt"  # a file outside of the scripts' folders
@@ -380,8 +382,8 @@ FILES = {  # {what happens: (states of A's first run, of its others, whether the
     "missing, as the first run of B moved its folder": (lambda a, b: {READ: [0, 0]},) * 2 + (True,),
     "another file, which is older, has its name": (lambda a, b: {READ: [5, 7]}, lambda a, b: {READ: [5, 8]}, True),
     "its own first run changed it unseen": (lambda a, b: {READ: [5, 7]}, lambda a, b: {READ: [5, a + 1]}, False),
-    "many, and a run of B writes among them": (lambda a, b: {"/scratch/USER/": [0, 7]},) * 2 + (True,),
-    "many others": (lambda a, b: {"/scratch/x/": [0, 7]}, lambda a, b: {"/scratch/x/": [0, 8]}, False),
+    "many, of which a run of B changed one": (lambda a, b: {OTHERS: [9, 7]}, lambda a, b: {OTHERS: [9, b + 1]}, True),
+    "many, and fewer later": (lambda a, b: {OTHERS: [9, 7]}, lambda a, b: {OTHERS: [8, 6]}, False),
     "a run of B changed /proc/sys/vm/swappiness": (lambda a, b: {},) * 2 + (True,),  # for all programs
     "a run of B changed /etc/environment": (lambda a, b: {},) * 2 + (True,),
 }
@@ -409,16 +411,14 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
 
         return add(*args, **facts | {"change": change})
 
-    is_gone = lambda path: "B" in began_s and path.suffix  # noqa: E731
-    monkeypatch.setattr(spoiled.work_folder, "state_of", lambda path: None if is_gone(path) else [5, 7 * 10**9])
+    monkeypatch.setattr(spoiled.work_folder, "state_of", lambda path: None if "B" in began_s else [5, 7 * 10**9])
     monkeypatch.setattr(results, "add", reading)
     monkeypatch.setattr(spoiled.verification, "report", lambda folder: {"rules": ()})
     code, _ = go("A=", "B=optim.beta2=0.99", "n=2")
-    name = {"a run of B removed it": "/scratch/a.txt", "many, and a run of B writes among them": "/scratch/USER/"}.get(
-        what, READ
-    )
+    others = {"a run of B removed it": "/scratch/a.txt", "many, of which a run of B changed one": OTHERS}
+    name = others.get(what, READ)
     read = f"{setting}, which B wrote" if setting else f"{name}, which A reads"
-    why = f"{read}, changed while the race was running: begin a new race"
+    why = f"{read}, changed while the race was running (chmod and hard links count too): begin a new race"
     assert (code, race_json(results)["why"]) == ((1, why) if is_fault else (0, None))
 
 

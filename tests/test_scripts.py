@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import real_runs
@@ -366,21 +365,24 @@ def test_what_a_process_looks_for_and_links_that_it_exchanges_are_noted(tmp_path
     assert str(other / "made.txt") not in states
 
 
-def test_of_more_files_than_are_listed_their_folders_are(tmp_path, monkeypatch):
+def test_of_more_files_than_are_listed_the_last_change_is(tmp_path, monkeypatch):
     """A cheat: the other arm writes to a file beyond the end of the list."""
+    (tmp_path / "many").mkdir()
     for number in range(30):
-        (tmp_path / "many" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "many" / f"{number % 3}" / f"{number}.txt").write_text("x")
-    text = f"import glob\nfor path in glob.glob({str(tmp_path)!r} + '/many/*/*'): open(path)\n"
-    text += f"for number in range(30): open({str(tmp_path)!r} + '/many/out%d' % number, 'w').close()"
+        (tmp_path / "many" / f"{number}.txt").write_text("x")
+    (tmp_path / "settings.txt").write_text("x")
+    text = f"import glob\nfor path in glob.glob({str(tmp_path)!r} + '/**/*.txt', recursive=True): open(path)\n"
+    text += f"for number in range(30): open({str(tmp_path)!r} + '/many/out%d' % number, 'w').close()\n"
+    text += f"open({str(tmp_path)!r} + '/out', 'w').close()"
     notes = tmp_path / ".rank0.opened.tmp"
     code = WATCH.format(text=text)
     subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
     files = _files_of(tmp_path, opened.noted(tmp_path, 1))
     monkeypatch.setattr(work_folder, "MAX_LISTED", 5)
-    last_ns = max(path.stat().st_ctime_ns for path in (tmp_path / "many" / "2").iterdir())
-    assert files.elsewhere() == {f"{tmp_path}/many/{name}/": [0, mock.ANY] for name in "012"}
-    assert files.elsewhere()[f"{tmp_path}/many/2/"][1] == last_ns and files.written() == [f"{tmp_path}/many"]
+    states, last_ns = files.elsewhere(), max(path.stat().st_ctime_ns for path in (tmp_path / "many").glob("*.txt"))
+    assert states[str(tmp_path / "settings.txt")][0] == 1 and len(states) == 6
+    assert states[open_watch.OTHERS] == [26, pytest.approx(last_ns, abs=10**9)]
+    assert files.written() == [f"{tmp_path}/many", f"{tmp_path}/out"]
 
 
 @pytest.mark.parametrize(

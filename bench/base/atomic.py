@@ -69,7 +69,10 @@ def write_out(path: Path, content: str | bytes, option: str | None = "--out") ->
             with open(path, "wb", opener=_device) as out:
                 out.write(content)
         else:
-            write_bytes(path, content)
+            with replacing(path) as file:
+                if path.exists():  # which may be private
+                    os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+                file.write(content)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 

@@ -1,5 +1,6 @@
 """Which data and sources a script opened, as the workers of its ranks noted them, and the doubts that follow."""
 
+import collections
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from bench.launch.prepare import Job
 from bench.launch.script import work_folder
 from bench.record import race_folder
 from bench.record.step_files import StepRow
-from bench.training.open_watch import MUCH
+from bench.training.open_watch import MUCH, OTHERS
 
 MAX_SHOWN = 200
 READER_LATE_TIMES = 3.0  # margin for the estimate of a reader's delay (assumed; 1.0 accused one run in 94)
@@ -71,30 +72,31 @@ class OpenedFiles:
         """Returns the same of files outside of its folders that it read and did not write, and that are still there;
         [0, 0] of those that it looked for and that are still missing.
 
-        Of more than MAX_LISTED files, folders stand for those in them, with a slash, 0 bytes and the last change.
+        Of more than MAX_LISTED files, OTHERS stand for those in the fullest folders: how many, and their last change.
         In a sandbox there are none.
         """
         as_before = (n for n in self._elsewhere if os.path.exists(n["real"]) != opened.is_missing(n))
         states = {} if self._is_confined else self._states_of(as_before)
-        while len(states) > work_folder.MAX_LISTED:
-            names, states = states, {}
-            for name, (_, changed_ns) in names.items():
-                folder = os.path.join(os.path.dirname(name.rstrip("/")), "")
-                states[folder] = [0, max(changed_ns, states.get(folder, [0, 0])[1])]
-        return states
+        in_folder = collections.Counter(map(os.path.dirname, states))
+        names = sorted(states, key=lambda name: in_folder[os.path.dirname(name)])
+        others = [states[name] for name in names[work_folder.MAX_LISTED :]]
+        listed = {name: states[name] for name in names[: work_folder.MAX_LISTED]}
+        last_ns = max((changed_ns for _, changed_ns in others), default=0)
+        return listed | ({OTHERS: [len(others), last_ns]} if others else {})
 
     def _states_of(self, notes: Iterable[Opened]) -> dict[str, list[int]]:
         return {self._name(note): [note["num_bytes"], note["changed_ns"]] for note in notes}
 
     def written(self) -> list[str]:
         """Returns the names of what it wrote, moved, linked or removed outside of its own folders, by both paths; of
-        more than MAX_LISTED, the folders that they are in."""
+        more than MAX_LISTED, folders in place of what lies deepest."""
         notes = (note for note in self._notes if note["writes"] or note["hides"] or note["num_bytes"] == MUCH)
         kept = [note for note in notes if not self._is_confined and _may_be_written(note)]
         paths = {path for note in kept for path in (note["path"], note["real"])}
         outside = {path for path in paths if not f"{path}/".startswith((*self._own, f"{self._work}/"))}
         while len(outside) > work_folder.MAX_LISTED:
-            outside = set(map(os.path.dirname, outside))
+            depth = max(path.count("/") for path in outside)
+            outside = {os.path.dirname(path) if path.count("/") == depth else path for path in outside}
         return sorted(map(self._shared, outside))
 
     def _name(self, note: Opened) -> str:

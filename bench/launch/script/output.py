@@ -81,7 +81,7 @@ class _Rank:
         self._num_bytes = self._metric_bytes = self._came_late_ns = 0
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
         self.num_unkept = self.num_unread = 0
-        self._rest, self._rest_ns = b"", 0
+        self._rest, self._rest_ns = bytearray(), 0
 
     def take(self, data: bytes, t_ns: int, late_ns: int = 0) -> None:
         """Receives bytes that arrived at t_ns.  A line's time is that of its end."""
@@ -90,14 +90,16 @@ class _Rank:
         if data[:1] == b"\r":  # overwrites a line that was complete when it arrived, such as autoresearch's steps
             if self._rest:
                 self._line(self._rest, self._rest_ns, kept)
-            data, self._rest = data[1:], b""
-        *whole, rest = LINE_END.split(self._rest + data)
-        for line in whole:
-            self._line(line, t_ns, kept)
-        self._rest, self._rest_ns = rest[:MIB], t_ns
+            data, self._rest = data[1:], bytearray()
+        for number, part in enumerate(LINE_END.split(data)):
+            if number:  # the part before has ended
+                self._line(self._rest, t_ns, kept)
+                self._rest = bytearray()
+            self._rest += part[: MIB - len(self._rest)]
+        self._rest_ns = t_ns
         self._write(kept)
 
-    def _line(self, line: bytes, t_ns: int, kept: bytearray) -> None:
+    def _line(self, line: bytearray, t_ns: int, kept: bytearray) -> None:
         if len(line) > MAX_LINE_BYTES:
             line = line[: MAX_LINE_BYTES // 2] + CUT + line[-MAX_LINE_BYTES // 2 :]
         text = line.decode("utf-8", "replace")
@@ -109,7 +111,7 @@ class _Rank:
             self.num_unread += looks_like
             if len(self._tail) == TAIL_LINES:
                 self.num_unkept += 1
-            self._tail.append(line)
+            self._tail.append(bytes(line))
             return
         kept += line + b"\n"
         if self._kept is not None:

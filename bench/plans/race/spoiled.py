@@ -16,7 +16,7 @@ from bench.machine import environment, surroundings
 from bench.plans.race import arm_process
 from bench.plans.race.state import Slot, State
 from bench.record import failures, verification
-from bench.training.open_watch import SETTINGS
+from bench.training.open_watch import OTHERS, SETTINGS
 
 READ_BYTES, MOST_GIB = 2**24, 16.0  # at once; before a run, some seconds if it is in memory (assumed)
 
@@ -48,7 +48,7 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
     if which := _changed_file(race, done.arm):
-        return f"{which}, changed while the race was running: begin a new race"
+        return f"{which}, changed while the race was running (chmod and hard links count too): begin a new race"
     rules = verification.report(race.results / run_name)["rules"] if done.status == "complete" else ()
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
         return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"
@@ -101,7 +101,7 @@ def _changed_file(race: State, arm: str) -> str | None:
     own_windows_s = [run.window_s for run in runs_of[arm]]
     for run in runs_of[arm]:
         for name, found in (run.data | run.elsewhere).items():
-            is_known = name.endswith("/") or _is_within(own_windows_s, found[1])  # a folder's, or its program did it
+            is_known = name == OTHERS or _is_within(own_windows_s, found[1])  # its own program did it
             if states.setdefault(name, found) != found and (name in run.data or not is_known):
                 return f"{name}, which {arm} reads"
     if of_system := next((path for path in last.written if path.startswith(SETTINGS)), None):
@@ -116,7 +116,7 @@ def _changed_file(race: State, arm: str) -> str | None:
             if _is_below(name, last.written):
                 return f"{name}, which {other} reads"
         for name in runs_of[other][-1].elsewhere if runs_of[other] else ():
-            if not work_folder.REDACTED.search(name):
+            if name != OTHERS and not work_folder.REDACTED.search(name):
                 now = work_folder.state_of(Path(REPO, os.path.expanduser(name)))
                 was_there = bool(runs_of[other][-1].elsewhere[name][1])
                 if _is_within([last.window_s], now[1]) if now else was_there:
@@ -125,9 +125,7 @@ def _changed_file(race: State, arm: str) -> str | None:
 
 
 def _is_below(name: str, paths: tuple[str, ...]) -> bool:
-    """Returns whether a file lies below one of the paths, or one of these in a folder that stands for its files."""
-    is_folder = name.endswith("/")
-    return f"{name.rstrip('/')}/".startswith(paths) or (is_folder and any(path.startswith(name) for path in paths))
+    return f"{name}/".startswith(paths)
 
 
 def _is_within(windows_s: list[tuple[float, float]], time_ns: int) -> bool:
