@@ -34,6 +34,11 @@ def raced(results):
     return [[str(comparing.write(results, run)) for run in runs] for runs in arms]
 
 
+@pytest.mark.parametrize("name", sorted({*api.__all__, *api._MODULES}))
+def test_every_name_is_there_and_listed(name):
+    assert getattr(api, name) is not None and name in api.__all__
+
+
 def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, printed):
     runs = api.load()
     assert len(runs) == 8 and [run.id for run in runs[:2]] == [run.id for run in runs][:2]

@@ -33,11 +33,10 @@ __all__ = [
 _MODULES = {  # {name: its module}, imported when the name is first used, as a command needs only one of them
     **dict.fromkeys(("Comparison", "compare"), "comparing"),
     **dict.fromkeys(("Judgement", "judge"), "judging"),
-    **dict.fromkeys(("Projection", "project"), "projecting"),
     **dict.fromkeys(("Race", "race"), "racing"),
     **dict.fromkeys(("Run", "Runs", "load"), "runs"),
     **dict.fromkeys(("Table", "table"), "tables"),
-    **dict.fromkeys(("Account", "Trace", "explain", "trace"), "traces"),
+    **dict.fromkeys(("Account", "Projection", "Trace", "explain", "project", "trace"), "traces"),
     "Answer": "answers",
     "sql": "queries",
 }
