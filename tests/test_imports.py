@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_545,
-    "config": 3_366,
+    "base": 2_546,
+    "config": 3_379,
     "machine": 4_760,
     "data": 1_669,
     "record": 7_568,
     "web": 1_149,
     "analysis": 8_292,
     "training": 8_896,
-    "compare": 3_583,
-    "launch": 7_519,
-    "report": 4_701,
+    "compare": 3_586,
+    "launch": 7_520,
+    "report": 4_705,
     "plans": 9_759,
-    "claims": 3_452,
+    "claims": 3_444,
     "api": 1_351,
     "cli": 4_615,
     "models": 3_442,
-    "tests": 58_691,
+    "tests": 58_732,
 }
 SLACK = 250
 

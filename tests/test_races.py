@@ -28,6 +28,7 @@ from bench.base.reading import plain_file
 from bench.cli import compare, race
 from bench.cli.main import main as bench
 from bench.compare import calibration, comparison, effects, selection
+from bench.config import identity
 from bench.launch import ready
 from bench.machine import code_state, leases, preflight, processes
 from bench.machine.preflight import Check
@@ -1027,6 +1028,16 @@ def test_of_several_near_arms_of_an_earlier_race_the_very_same_is_named_and_the_
     found = comparison.earlier_races(*arms)
     weights = [math.exp(effects.log_left(_result(earlier, name)["time"], "time")) for name in "BC"]
     assert found.arms == [f"{earlier.name}:C"] and found.weight == pytest.approx(min(weights)) != max(weights)
+
+
+def test_near_arms_in_a_ledger_of_an_earlier_version_are_found_by_their_configs(results, go):
+    go("A=", "B=optim.beta2=0.99", "n=4", time_of=noisy(1))
+    book = results.folder / ledger.NAME
+    assert identity.SHAPE_VERSION in book.read_text()
+    book.write_text(book.read_text().replace(f'"shape_id":"{identity.SHAPE_VERSION}', '"shape_id":"'))
+    go("A=", "B=optim.beta2=0.985", "n=4", time_of=noisy(2))
+    newest = max((results.folder / "races").iterdir(), key=_made_at)
+    assert sum(_result(newest)["earlier_races"].values()) == 1
 
 
 def test_candidates_that_are_compared_with_each_other_have_the_earlier_races_of_both(results, go):

@@ -205,9 +205,13 @@ def test_a_picture_replaces_a_picture_of_ours_alone(results, tmp_path, monkeypat
         assert cli.main([str(folder), "--png", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "loss.png").read_bytes().replace(png.MARK, b"") == picture
     (tmp_path / "loss.png").write_bytes(picture)
-    with pytest.raises(ValueError, match="loss.png: is no file of this program, and would be replaced"):
+    with pytest.raises(ValueError, match="loss.png: would be replaced, and has no mark of this program"):
         cli.main([str(folder), "--png", "--out", str(tmp_path)])
     assert (tmp_path / "loss.png").read_bytes() == picture
+    for _ in range(2):  # also over one that an earlier version made
+        (folder / "plots").mkdir(exist_ok=True)
+        (folder / "plots" / "loss.png").write_bytes(picture)
+        assert cli.main([str(folder), "--png"]) == 0
 
 
 def test_a_link_in_somebody_elses_record_takes_no_page(results, tmp_path):

@@ -222,7 +222,9 @@ def test_an_annotated_trace_replaces_an_annotated_trace_alone_and_a_folder_that_
             annotated.symlink_to("../private")
         else:
             annotated.write_text("mine")  # another job's
-        with pytest.raises(ValueError, match="is no file of this program, and would be replaced; name another path"):
+        with pytest.raises(
+            ValueError, match="would be replaced, and has no mark of this program .*; remove it, or name another path"
+        ):
             verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path / "out")])
     assert (tmp_path / "private").read_text() == annotated.read_text() == "mine"
     with pytest.raises(ValueError, match="cannot be written .File exists."):

@@ -365,6 +365,30 @@ def test_what_a_process_looks_for_and_links_that_it_exchanges_are_noted(tmp_path
     assert str(other / "made.txt") not in states
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["beside the script", "in a temporary folder"])
+def test_a_link_to_data_beside_a_script_or_in_a_folder_that_it_removes_ends_no_race(tmp_path, where):
+    data = tmp_path / "data.bin"
+    data.write_bytes(bytes(2**18))
+    temporary = (
+        f"import os, tempfile; folder = tempfile.TemporaryDirectory(); os.symlink({str(data)!r}, folder.name + '/x')\n"
+    )
+    line = "print(f'step:{step}/3 val_loss:{9 - step}.0 train_time:{step}ms step_avg:1ms')"
+    for arm in "ab":
+        (tmp_path / arm).mkdir()
+        (tmp_path / arm / "data.bin").symlink_to(data)
+        opens = (
+            temporary + "open(folder.name + '/x', 'rb').read()"
+            if "temporary" in where
+            else "open('data.bin', 'rb').read()"
+        )
+        (tmp_path / arm / "train.py").write_text(f"{opens}\nfor step in range(4): {line}\n# {arm}\nARM = {arm!r}\n")
+    arms = [f"{arm.upper()}=script={tmp_path / arm / 'train.py'}" for arm in "ab"]
+    done = real_runs.bench(tmp_path / "results", "race", *arms, *scripted.TRACK, "n=2", "--anyway")
+    (race,) = (tmp_path / "results" / "races").iterdir()
+    assert json.loads((race / "race.json").read_text())["why"] is None, done.stdout
+
+
 def test_of_more_files_than_are_listed_the_last_change_is(tmp_path, monkeypatch):
     """A cheat: the other arm writes to a file beyond the end of the list."""
     (tmp_path / "many").mkdir()

@@ -94,11 +94,12 @@ def _device(path: str, flags: int) -> int:
 
 def refuse_other(path: Path, mark: bytes, option: str) -> None:
     """Raises ValueError if a file would be replaced that does not begin with the mark of this program's files."""
-    if path.exists():
+    if path.exists() and path.stat().st_size:
         with open(path, "rb", opener=plain_file.open_now) as file:
             if mark in file.read(max(MARKED_BYTES, len(mark))):
                 return
-        raise ValueError(f"{option} {path}: is no file of this program, and would be replaced; name another path")
+        why = "would be replaced, and has no mark of this program (as those of earlier versions)"
+        raise ValueError(f"{option} {path}: {why}; remove it, or name another path")
 
 
 def refuse_record(path: Path, option: str = "--out") -> None:

@@ -78,10 +78,10 @@ def _curves(args: argparse.Namespace) -> Made:
     return files
 
 
-def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ()) -> Made:
+def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = (), is_own: bool = False) -> Made:
     from bench.report import png
 
-    return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, drawings)]}
+    return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, drawings, is_own)]}
 
 
 def _write_page(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
@@ -93,7 +93,7 @@ def _write_page(folder: Path, args: argparse.Namespace, module: ModuleType) -> M
         out = user_path(args.out) if args.out else atomic.inner_folder(folder, "plots")
         with reading_record(folder):
             document = module.document(folder)
-        return _pictures(document.charts, out, document.drawings)
+        return _pictures(document.charts, out, document.drawings, not args.out)
     path = user_path(args.out) if args.out else folder / module.NAME
     if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)

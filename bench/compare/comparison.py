@@ -182,7 +182,9 @@ def earlier_than(
         if among is not None and line.get("race_id") not in among:
             continue
         runs: dict[str, Any] = {name: starts.get((line["race_id"], name), {}) for name in line["arms"]}
-        is_a, is_b = ({name for name, kind in line["arms"].items() if _is_arm(arm, kind, runs[name])} for arm in (a, b))
+        is_a, is_b = (
+            {name for name, kind in line["arms"].items() if _is_arm(arm, kind, runs[name], results)} for arm in (a, b)
+        )
         baseline = line.get("baseline")
         is_of_both = plan["baseline"] not in arms_of_plan and is_a  # its candidates, which any race of both compares
         candidates = is_b if baseline in is_a else is_a if baseline in is_b else is_b if is_of_both else set[str]()
@@ -204,14 +206,15 @@ def earlier_than(
     return Earlier(counts, weight, before) if num_by_verdict else None
 
 
-def _is_arm(arm: Mapping[str, Any], kind: Sequence[str | None], run: Mapping[str, Any]) -> bool:
+def _is_arm(arm: Mapping[str, Any], kind: Sequence[str | None], run: Mapping[str, Any], results: Path) -> bool:
     """Returns whether an arm of an earlier race has the code of this one, and its config or one that is near.
 
     kind: its config_id and source_sha256; run: the line of one of its runs, {} if none began.
     """
-    is_known = "shape_id" in run and "shape_id" in arm  # not in older records
-    is_same = kind[0] == arm.get("config_id") or (is_known and identity.are_near(dict(run), dict(arm)))
-    return is_same and kind[1] == arm.get("source_sha256")
+    if kind[1] != arm.get("source_sha256") or kind[0] == arm.get("config_id"):
+        return kind[1] == arm.get("source_sha256")
+    shape = identity.recorded_shape(run, results) if run and "shape_id" in arm else None
+    return shape is not None and identity.are_near(shape, dict(arm))
 
 
 def _history(a: Arm, b: Arm) -> list[Row]:

@@ -1,15 +1,18 @@
 """Identifies configs: repeats of a run share their config_id whatever their seeds; near configs try the same thing."""
 
+import contextlib
 import copy
 import hashlib
 import json
 import re
-from pathlib import PurePath
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 from bench.config import schema
 
 CONFIG_ID_CHARS = 8
+SHAPE_VERSION = "2:"  # begins a shape_id: what it hashes may change
 # {instrument: {setting: the value that is hashed instead}}, for settings that touch nothing in the timed region and so
 # change no config_id. The value is that of the first published runs; None is not hashed. All other settings of
 # instruments are hashed. The list is not read from the instruments' classes, because a record's id must be known where
@@ -104,7 +107,17 @@ def shape(config: schema.Config) -> dict[str, Any]:
     """
     floats: dict[str, float] = {}
     values = _without_floats(_effective(hashed(config)), "", floats)
-    return {"shape_id": hash_of(values), "floats": [floats[key] for key in sorted(floats)]}
+    return {"shape_id": SHAPE_VERSION + hash_of(values), "floats": [floats[key] for key in sorted(floats)]}
+
+
+def recorded_shape(start: Mapping[str, Any], results: Path) -> dict[str, Any] | None:
+    """Returns shape() of a run by its line in the ledger, or by its config.yaml if another version wrote the line; None
+    if that cannot be read."""
+    if str(start.get("shape_id")).startswith(SHAPE_VERSION):
+        return dict(start)
+    with contextlib.suppress(ValueError):
+        return shape(schema.recorded(results / str(start["run"])))
+    return None
 
 
 def _effective(values: dict[str, Any]) -> dict[str, Any]:

@@ -31,23 +31,26 @@ MARK = struct.pack(">I", len(SOFTWARE) - 4) + SOFTWARE + struct.pack(">I", zlib.
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawn] = ()) -> Iterator[Path]:
-    """Saves drawings and charts as out/ID.png and yields each path.  Raises ValueError without a Chromium."""
+def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawn] = (), is_own: bool = False) -> Iterator[Path]:
+    """Saves drawings and charts as out/ID.png and yields each path.
+
+    is_own: out is a folder in a record, where all pictures are replaced.  Raises ValueError without a Chromium.
+    """
     if CHROMIUM is None:
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".pictures.", ignore_cleanup_errors=True) as folder:
         for drawing in drawings:
             html = page(drawing.title, STYLE, drawing.markup, styles=REPORT_STYLES)
-            yield _take(html, drawing.height_px, Path(folder), out / f"{drawing.id}.png")
+            yield _take(html, drawing.height_px, Path(folder), out / f"{drawing.id}.png", is_own)
         for chart in charts:
             html = page(chart["title"], STYLE, figure(chart), data={"charts": [chart]})
             names = [str(line["name"]) for line in chart.get("arms") or chart["series"]]
             num_lines = math.ceil(sum(CHAR_PX * len(name) + GAP_PX for name in names) / WIDTH_PX)
-            yield _take(html, HEIGHT_PX + LEGEND_PX * num_lines, Path(folder), out / f"{chart['id']}.png")
+            yield _take(html, HEIGHT_PX + LEGEND_PX * num_lines, Path(folder), out / f"{chart['id']}.png", is_own)
 
 
-def _take(source: str, height_px: int, folder: Path, path: Path) -> Path:
+def _take(source: str, height_px: int, folder: Path, path: Path, is_own: bool) -> Path:
     html, shot = folder / "chart.html", folder / "chart.png"
     atomic.write_text(html, source, durable=False)
     files = (f"--user-data-dir={folder}/profile", f"--screenshot={shot}", html.resolve().as_uri())
@@ -56,7 +59,8 @@ def _take(source: str, height_px: int, folder: Path, path: Path) -> Path:
         command.insert(1, "--no-sandbox")
     try:
         subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        atomic.refuse_other(path, MARK, "--png")
+        if not is_own:
+            atomic.refuse_other(path, MARK, "--png")
         picture = shot.read_bytes()
         atomic.write_bytes(path, picture[:HEADER_BYTES] + MARK + picture[HEADER_BYTES:], durable=False)
     except (OSError, subprocess.SubprocessError) as error:

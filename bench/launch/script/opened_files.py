@@ -3,7 +3,7 @@
 import collections
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,8 @@ class OpenedFiles:
     def states(self) -> dict[str, list[int]]:
         """Returns {name: [size in bytes, ns of its last change]} of the data files that are not the track's, and of
         small files beside the script; if the track fixes the data, of all of the user's."""
-        return dict(itertools.islice(self._states_of(self._stated).items(), work_folder.MAX_LISTED))
+        states = {self._name(note): [note["num_bytes"], note["changed_ns"]] for note in self._stated}
+        return dict(itertools.islice(states.items(), work_folder.MAX_LISTED))
 
     def elsewhere(self) -> dict[str, list[int]]:
         """Returns the same of files outside of its folders that it read and did not write, and that are still there;
@@ -75,17 +76,17 @@ class OpenedFiles:
         Of more than MAX_LISTED files, OTHERS stand for those in the fullest folders: how many, and their last change.
         In a sandbox there are none.
         """
-        as_before = (n for n in self._elsewhere if os.path.exists(n["real"]) != opened.is_missing(n))
-        states = {} if self._is_confined else self._states_of(as_before)
+        states = dict[str, list[int]]()
+        for note in [] if self._is_confined else self._elsewhere:
+            path = note["real"] if note["path"].startswith(str(self._work)) else note["path"]  # of a link in work/
+            if os.path.exists(path) != opened.is_missing(note):
+                states[self._shared(path)] = [note["num_bytes"], note["changed_ns"]]
         in_folder = collections.Counter(map(os.path.dirname, states))
         names = sorted(states, key=lambda name: in_folder[os.path.dirname(name)])
         others = [states[name] for name in names[work_folder.MAX_LISTED :]]
         listed = {name: states[name] for name in names[: work_folder.MAX_LISTED]}
         last_ns = max((changed_ns for _, changed_ns in others), default=0)
         return listed | ({OTHERS: [len(others), last_ns]} if others else {})
-
-    def _states_of(self, notes: Iterable[Opened]) -> dict[str, list[int]]:
-        return {self._name(note): [note["num_bytes"], note["changed_ns"]] for note in notes}
 
     def written(self) -> list[str]:
         """Returns the names of what it wrote, moved, linked or removed outside of its own folders, by both paths; of

@@ -139,7 +139,7 @@ def _runs(race: State, arm: str) -> Iterator[_Files]:
         if known is None and (run := arm_process.record_of(race.results, name)):
             script, start_s = run.get("script") or {}, utc.seconds(run["started_at"]) - surroundings.FILE_TIME_S
             end_s = utc.seconds(run["ended_at"] or run["heartbeat_at"] or run["started_at"])
-            written = tuple(f"{path}/" for path in script.get("written") or ())
+            written = tuple(os.path.join(path, "") for path in script.get("written") or ())
             files = script.get("data_states") or {}, script.get("elsewhere") or {}
             known = _Files((start_s, end_s), *files, written)
             if run["ended_at"]:
