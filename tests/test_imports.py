@@ -61,21 +61,21 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_546,
-    "config": 3_379,
+    "base": 2_545,
+    "config": 3_380,
     "machine": 4_760,
     "data": 1_669,
-    "record": 7_568,
+    "record": 7_573,
     "web": 1_149,
     "analysis": 8_292,
-    "training": 8_896,
+    "training": 8_902,
     "compare": 3_586,
-    "launch": 7_520,
+    "launch": 7_516,
     "report": 4_705,
     "plans": 9_759,
-    "claims": 3_444,
+    "claims": 3_449,
     "api": 1_351,
-    "cli": 4_615,
+    "cli": 4_617,
     "models": 3_442,
     "tests": 58_732,
 }

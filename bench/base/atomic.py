@@ -35,18 +35,17 @@ MARKED_BYTES = 256  # of a file, in which its mark is
 PAGES = ("report.html", "race.html", "sweep.html", "study.html", "ladder.html")  # whose names are ours
 
 
-def write_out(path: Path, content: str | bytes, option: str | None = "--out") -> None:
+def write_out(path: Path, content: str | bytes, option: str = "--out", may_follow: bool = True) -> None:
     """Writes a file that the user requested with an option, and creates its parent folders.
 
     A link is followed, and a pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises
     ValueError if the file cannot be written or belongs to a record (see refuse_record), for what is no file elsewhere,
     and for a page that would replace anything but a page.
 
-    option: None for a page beside a record, which may be somebody else's: a link there is refused.
+    may_follow: False for a page beside a record, which may be somebody else's: a link there is refused.
     """
-    if option is None and path.is_symlink():
+    if path.is_symlink() and not may_follow:
         raise ValueError(f"{path}: is a link, through which no page is written: remove it, or name a file with --out")
-    option = option or "--out"
     for _ in range(MAX_LINKS):  # what a link leads to is written, as by >
         if not path.is_symlink() or _is_descriptor(path):
             break

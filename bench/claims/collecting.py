@@ -228,7 +228,8 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
         parts = PurePosixPath(artifact["path"]).parts
         if not parts or parts[0] == "/" or ".." in parts or parts == ("run.json",) or artifact["num_bytes"] < 0:
             raise ValueError(f"lists {artifact['path'][:100]!r}, which is no file of a run")
-        if place.folder and not _is_within(place.folder / name, artifact["path"]):
+        is_bound = bool(artifact.get("sha256"))  # so that it can be nothing but the run's, wherever it lies
+        if place.folder and not is_bound and not _is_within(place.folder / name, artifact["path"]):
             raise ValueError(f"its {artifact['path']} is a link that leads out of its folder, which is not followed")
 
     def copy(artifact: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         snapshot = page.document_of_file(path)
         out = user_path(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
-            atomic.write_out(out, snapshot.html(), "--out" if args.out else None)
+            atomic.write_out(out, snapshot.html(), may_follow=bool(args.out))
             print(f"{shown(out)}\n{snapshot.terminal()}")
         summaries.append({"snapshot": shown(path), **snapshot.data})
     if args.json:

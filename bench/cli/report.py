@@ -70,9 +70,11 @@ def _curves(args: argparse.Namespace) -> Made:
     names = args.names or [str(results_root())]
     arms = selection.arm_from_each(names, lambda message: named.report_excluded("report", message))
     path = user_path(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
-    files = _pictures(curves.charts_of_arms(arms), path) if args.png else {"page": os.path.abspath(path)}
-    if not args.png:
-        atomic.write_out(path, curves.html(arms, path))
+    if args.png:
+        files = _pictures(curves.charts_of_arms(arms), path, is_own=not args.out)
+    else:
+        files = {"page": os.path.abspath(path)}
+        atomic.write_out(path, curves.html(arms, path), may_follow=bool(args.out))
     for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
         named.report_excluded("report", f"the steps of a run: {message}")
     return files
@@ -99,7 +101,7 @@ def _write_page(folder: Path, args: argparse.Namespace, module: ModuleType) -> M
         module.write_run_pages(folder)
     with reading_record(folder):  # damage may show only while the page is drawn
         page = module.document(folder, path.parent).html()
-    atomic.write_out(path, page, "--out" if args.out else None)
+    atomic.write_out(path, page, may_follow=bool(args.out))
     return {"page": os.path.abspath(path)}
 
 

@@ -25,7 +25,7 @@ REPEATS = 3  # hashed instead of track.repeats, which changes no run: every trac
 OF_SCRIPTS = {
     "goal": ("metric", "metric_pattern", "time_budget_s", "token_budget", "flop_budget"),
     "hardware": ("device", "num_processes", "nodes", "num_threads"),
-    "script": ("path", "module", "command", "torchrun", "args", "python", "env"),
+    "script": ("path", "module", "command", "torchrun", "args", "python", "env", "data", "raw_data"),
 }
 NOT_OF_SCRIPTS = ("seq_len", "batch_tokens", "bos_aligned")  # of the data
 TARGETS = ("target_val_loss", "target_gap_nats", "target")  # change no run that goes on beyond them
@@ -124,8 +124,9 @@ def _effective(values: dict[str, Any]) -> dict[str, Any]:
     """Returns hashed() settings without those that change only validations; of a script only those that reach it, and
     of its path the last part: the code is known by source_sha256."""
     if "script" not in values:
-        not_trained = TARGETS * (not values["goal"]["stop_at_target"])
-        is_kept = {key: not key.startswith("val_") and key not in not_trained for key in values["goal"]}
+        if values["goal"]["stop_at_target"]:  # validations end the run
+            return values
+        is_kept = {key: not key.startswith("val_") and key not in TARGETS for key in values["goal"]}
         return values | {"goal": {key: value for key, value in values["goal"].items() if is_kept[key]}}
     values |= {group: {key: values[group].get(key) for key in keys} for group, keys in OF_SCRIPTS.items()}
     values["script"]["path"] = PurePath(values["script"]["path"] or "").name

@@ -21,6 +21,7 @@ from typing import Any
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 AGAIN_NS = 100_000_000
 MAX_FILES, OTHERS = 100_000, "other files"  # all further ones are noted as one
+MAX_MISSING = 1000  # files that were looked for and not there
 REDIRECTED = re.compile(r"(?:>>?|\btee(?:\s+-\w+)*\s)\s*([^\s'\"=<>|;&]+)")  # in a command: what it writes
 MUCH = 2**62  # bytes that stand for those of other files, and of a folder that is moved
 PACKAGES = ("site-packages", "dist-packages")
@@ -43,6 +44,7 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
     packages = _below([sys.prefix, sys.base_prefix, site.getusersitepackages(), *site.getsitepackages(), *added])
     loaded = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
     unnoted = packages + _below([*SYSTEM, *_caches(), *loaded, *accepted])
+    missing: set[str] = set()
     noted: dict[tuple[str, bool, bool, bool], int] = {}  # {(true path, reads, writes, is there): ns of its last line}
 
     def note(
@@ -68,6 +70,10 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
         is_unnoted = f"{real}{os.sep}".startswith(unnoted) and not (writes and real.startswith(SETTINGS))
         if not hides and (not is_here or is_unnoted):
             return
+        if status is None and may_miss:
+            missing.add(real)
+            if len(missing) > MAX_MISSING:  # a program may look for many; all that it finds is noted
+                return
         key, t_ns = (real, reads, writes, status is not None), now_ns()
         if key in noted and (not named.endswith(DATA) or t_ns - noted[key] < AGAIN_NS):
             return

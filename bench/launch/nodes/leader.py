@@ -31,8 +31,8 @@ from bench.machine import leases
 from bench.record import failures, run_folder
 
 RENDEZVOUS_S = 300.0  # enough for nodes that a person starts one after another
-QUIET_S = 10.0  # of waiting, after which it says for what
-TICK_S = 0.1
+REMEDY = "start the same command everywhere, check that the port can be reached, or raise hardware.rendezvous_timeout_s"
+TICK_S, QUIET_S = 0.1, 10.0  # QUIET_S: of waiting, after which it says for what
 STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or for these nodes to count as lost
 REFUSE_S = 10.0  # for members that have not joined yet
 SAY_S = 1.0  # for a member's thread to read a message
@@ -62,8 +62,7 @@ class Leader:
     ):
         self._store = LeaderStore(listener, key, secret)
         self._num_members, self._adopted, self._still = num_members, adopted, still
-        self._own_ranks = 1  # set by gather()
-        self._peers: dict[int, Peer] = {}
+        self._own_ranks, self._peers = 1, dict[int, Peer]()  # set by gather()
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None
         self._has_begun = False  # whether members have been ordered to start their ranks
@@ -101,20 +100,17 @@ class Leader:
         if not self._adopted:
             self._num_members, self._own_ranks = (job.config.hardware.nodes or 1) - 1, job.config.hardware.ranks_of_node
         timeout_s = job.config.hardware.rendezvous_timeout_s or RENDEZVOUS_S
-        begin_s, has_said = time.monotonic(), False
+        begin_s, say_after_s = time.monotonic(), QUIET_S
         wanted = counted(self._num_members + 1, "process" if self._adopted else "node")
         while len(self._peers) < self._num_members:
+            joined, waited_s = f"{len(self._peers) + 1} of {wanted} joined", time.monotonic() - begin_s
             if why := self._still():
                 self._refuse_all(f"{why} before every node had joined: see its output")
-            if (waited_s := time.monotonic() - begin_s) > timeout_s:
-                self._refuse_all(
-                    f"{len(self._peers) + 1} of {wanted} joined within {timeout_s:g} s: start the same command on "
-                    "every node, check that address and port can be reached, or raise hardware.rendezvous_timeout_s"
-                )
-            if waited_s > QUIET_S and not has_said:
-                by = f" ({self._adopted.summary()})" if self._adopted else ""
-                say("waiting", f"{len(self._peers) + 1} of {wanted} joined{by}; at most {timeout_s:g} s")
-                has_said = True
+            if waited_s > timeout_s:
+                self._refuse_all(f"{joined} within {timeout_s:g} s: {REMEDY}")
+            if waited_s > say_after_s:
+                by, say_after_s = f" ({self._adopted.summary()})" if self._adopted else "", timeout_s
+                say("waiting", f"{joined}{by}; at most {timeout_s:g} s")
             self._join()
         for peer in self._nodes:
             where = f"node {peer.node}" if self._adopted else "a node"

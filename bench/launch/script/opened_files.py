@@ -52,8 +52,7 @@ class OpenedFiles:
         self._stated = [*self._data, *(note for note in others if note not in self._data)]
         written = {note["real"] for note in notes if note["writes"]}  # an empty file that it only reads may be a switch
         empty = {n["real"]: n for n in notes if n["reads"] and not n["num_bytes"]}.values()
-        missing = {note["real"]: note for note in notes if opened.is_missing(note)}.values()
-        outside = (note for note in [*read, *empty, *missing] if not note["real"].startswith(self._own))
+        outside = (note for note in [*read, *empty] if not note["real"].startswith(self._own))
         self._elsewhere = [note for note in outside if note["real"] not in written]
         # true if its track fixes no data and it opened none of the track's
         self.are_own_data = not self.are_fixed and not self._shards & {note["real"] for note in notes}

@@ -16,11 +16,12 @@ from typing import Self
 
 from bench.base.units import KIB, MIB
 from bench.machine import stamped_pipes
-from bench.record.importers import dialects
+from bench.record.importers import consoles, dialects
 
 HEAD_BYTES = MIB  # limit of a rank's log, and of rank 0's other lines; metric lines are kept beyond it
 TAIL_LINES = 200
-MAX_LINE_BYTES = 64 * KIB  # of a longer line both ends are kept: they have more characters than any dialect reads
+# of a longer line both ends are kept, within its first MiB: they have more characters than any dialect reads
+MAX_LINE_BYTES = 64 * KIB
 CUT = b"[cut]"
 LINE_END = re.compile(rb"\r\n?|\n")  # a progress bar overwrites its line
 MAX_METRIC_BYTES = 32 * MIB  # 400,000 lines; those after them are not read, and counted
@@ -104,7 +105,7 @@ class _Rank:
             line = line[: MAX_LINE_BYTES // 2] + CUT + line[-MAX_LINE_BYTES // 2 :]
         text = line.decode("utf-8", "replace")
         is_head = self._num_bytes + len(kept) < HEAD_BYTES
-        if looks_like := self._looks_like.search(text) is not None:
+        if looks_like := consoles.looks_like(self._looks_like, text):
             self._metric_bytes += len(line)
         is_metric = looks_like and self._metric_bytes <= MAX_METRIC_BYTES
         if not (is_head or is_metric):

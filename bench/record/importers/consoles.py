@@ -103,7 +103,7 @@ class Form:
         unmatched, latest, first = [], 0, 0
         for number, line in enumerate(text.splitlines(), 1):
             if (row := self.row(line)) is None:
-                if any(self.looks_like.search(end) for end in {line[:MAX_LINE_CHARS], line[-MAX_LINE_CHARS:]}):
+                if looks_like(self.looks_like, line):
                     unmatched.append((number, line[:200]))
                 continue
             if not runs or (row["step"] <= first and row["step"] < latest):  # the first step again: a new run
@@ -120,6 +120,11 @@ class Form:
         facts = {name: match[match.re.groups] for name, match in matches if match}
         logged = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
         return logged, {"unmatched": unmatched, "num_repeated": 0}
+
+
+def looks_like(pattern: re.Pattern[str], line: str) -> bool:
+    """Returns whether an end of a line has the pattern; of a line that row() reads, the whole line."""
+    return any(pattern.search(end) for end in {line[:MAX_LINE_CHARS], line[-MAX_LINE_CHARS:]})
 
 
 def _value(name: str, text: str) -> float | None:
