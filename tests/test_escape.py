@@ -11,6 +11,7 @@ import pytest
 
 from bench.base import escape
 from bench.base.paths import REPO
+from bench.cli import main
 
 EVIL = "a\x1b[2J\x1b]8;;http://evil\x07b\r\n\u202ec\udcff"
 
@@ -121,6 +122,11 @@ def test_what_is_only_printed_fails_on_a_full_disk_and_a_reader_that_left_ends_n
     ended = program(arguments, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert ended.returncode == 0 and "standard output" not in ended.stderr
+
+
+@pytest.mark.parametrize(("arguments", "is_printed"), [(["race", "--look", "R"], True), (["race", "--resume"], False)])
+def test_the_look_at_a_race_is_all_that_it_is_for(arguments, is_printed):
+    assert main._only_answers(arguments) is is_printed
 
 
 def test_what_a_command_leaves_behind_is_done_whether_or_not_its_output_is_written(tmp_path):

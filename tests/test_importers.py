@@ -213,6 +213,7 @@ def test_a_number_at_the_end_of_a_long_line_is_read_whole_or_not_at_all(tmp_path
     rank.close()
     runs, facts = dialects.read(described, [text for _, text in kept.lines])
     losses = [row["val_loss"] for run in runs for row in records.rows_of(run)]
+    assert ("[cut]" in (tmp_path / "log").read_text()) is (num_chars > output.MAX_LINE_BYTES)
     assert (losses, len(facts["unmatched"])) == (([10.4876, 9.4876, 8.4876], 0) if num_chars < 10_000 else ([], 3))
 
 

@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_545,
-    "config": 3_380,
+    "config": 3_382,
     "machine": 4_760,
     "data": 1_669,
-    "record": 7_573,
+    "record": 7_571,
     "web": 1_149,
     "analysis": 8_292,
-    "training": 8_902,
+    "training": 8_901,
     "compare": 3_586,
     "launch": 7_516,
     "report": 4_705,
     "plans": 9_759,
-    "claims": 3_449,
+    "claims": 3_457,
     "api": 1_351,
     "cli": 4_617,
     "models": 3_442,
-    "tests": 58_732,
+    "tests": 58_793,
 }
 SLACK = 250
 

@@ -1,6 +1,7 @@
 """A race: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
 
 import argparse
+import contextlib
 import errno
 import json
 import math
@@ -28,7 +29,6 @@ from bench.base.reading import plain_file
 from bench.cli import compare, race
 from bench.cli.main import main as bench
 from bench.compare import calibration, comparison, effects, selection
-from bench.config import identity
 from bench.launch import ready
 from bench.machine import code_state, leases, preflight, processes
 from bench.machine.preflight import Check
@@ -379,7 +379,7 @@ FILES = {  # {what happens: (states of A's first run, of its others, whether the
     "the first run of B moved its folder": (lambda a, b: {}, lambda a, b: {READ: [5, 7]}, True),
     "a run of B moved its folder": (lambda a, b: {READ: [5, 7]},) * 2 + (True,),
     "a run of B removed it": (lambda a, b: {"/scratch/a.txt": [5, 7]},) * 2 + (True,),
-    "missing throughout": (lambda a, b: {READ: [0, 0]},) * 2 + (False,),
+    "missing throughout": (lambda a, b: {"/scratch/a.txt": [0, 0]},) * 2 + (False,),
     "missing, as the first run of B moved its folder": (lambda a, b: {READ: [0, 0]},) * 2 + (True,),
     "another file, which is older, has its name": (lambda a, b: {READ: [5, 7]}, lambda a, b: {READ: [5, 8]}, True),
     "its own first run changed it unseen": (lambda a, b: {READ: [5, 7]}, lambda a, b: {READ: [5, a + 1]}, False),
@@ -737,6 +737,14 @@ def test_commits_of_the_harness_that_train_alike_are_not_mistaken_for_those_of_t
         planning.refuse_identical(arms)
 
 
+def test_arms_of_other_code_are_not_identical_though_only_timeouts_differ():
+    arms = {"A": {"overrides": [], "config_id": "x", "source_sha256": "1"}}
+    for source in "21":
+        arms["B"] = {"overrides": ["hardware.wall_timeout_s=9"], "config_id": "y", "source_sha256": source}
+        with contextlib.nullcontext() if source == "2" else pytest.raises(planning.Identical, match="only by noise"):
+            planning.refuse_identical(arms)
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -1033,8 +1041,8 @@ def test_of_several_near_arms_of_an_earlier_race_the_very_same_is_named_and_the_
 def test_near_arms_in_a_ledger_of_an_earlier_version_are_found_by_their_configs(results, go):
     go("A=", "B=optim.beta2=0.99", "n=4", time_of=noisy(1))
     book = results.folder / ledger.NAME
-    assert identity.SHAPE_VERSION in book.read_text()
-    book.write_text(book.read_text().replace(f'"shape_id":"{identity.SHAPE_VERSION}', '"shape_id":"'))
+    assert '"effective":' in book.read_text()
+    book.write_text(book.read_text().replace('"effective":', '"unknown":'))
     go("A=", "B=optim.beta2=0.985", "n=4", time_of=noisy(2))
     newest = max((results.folder / "races").iterdir(), key=_made_at)
     assert sum(_result(newest)["earlier_races"].values()) == 1

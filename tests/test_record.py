@@ -499,3 +499,8 @@ def test_a_record_whose_referee_found_what_no_rule_can_read_is_damaged(folder, r
     edit(folder, referee=referee)
     with pytest.raises(Damaged, match="referee cannot be read"):
         run_folder.read(folder)
+
+
+@pytest.mark.parametrize("hash_of", [private.salted_hash, private.secret_hash])
+def test_a_path_that_is_not_utf8_has_a_hash_of_its_own(hash_of):
+    assert len({hash_of(text) for text in ("/data/M\udcfcller", "/data/M\udcf6ller", "/data/Mller")}) == 3

@@ -201,6 +201,20 @@ def test_an_annotated_trace_keeps_every_event_and_its_account_tiles_each_step(tm
         assert us >= 1e3 * first["num_steps"] * line["most_ms"] * (1 - 1e-6), line  # more where a bound divides it
 
 
+def test_a_page_of_a_trace_names_no_private_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "zaphod"))
+    name = f"{tmp_path}/zaphod/proj/train.py(12): step"
+    events = [
+        step(1, 0, 100),
+        event("python_function", name, 1, 90),
+        event("cuda_runtime", "cudaLaunchKernel", 5, 3, correlation=1),
+    ]
+    write(tmp_path / "rank0.json.gz", [*events, event("kernel", "k", 10, 20, correlation=1)])
+    assert verb.main([str(tmp_path / "rank0.json.gz"), "--html", str(tmp_path / "page.html")]) == 0
+    rank = load.load(tmp_path / "rank0.json.gz")
+    assert "~/proj/train.py(12): step" in rank.names and "zaphod" not in (tmp_path / "page.html").read_text()
+
+
 def test_an_annotated_trace_never_takes_the_place_of_the_trace(tmp_path):
     write(tmp_path / "rank0.json.gz", [step(1, 0, 100), event("kernel", "k", 10, 20, correlation=1)])
     before = (tmp_path / "rank0.json.gz").read_bytes()

@@ -186,6 +186,9 @@ for mode in (0o4705, 0o2705):
         except PermissionError:
             continue
         print("created")
+if os.uname().machine == "x86_64":
+    for number, name in ((85, "creat"), (133, "mknod")):
+        assert ctypes.CDLL(None).syscall(number, b"made", 0o104705, 0) == -1, name
 assert ctypes.CDLL(None).syscall(437, -100, b"chmod", ctypes.create_string_buffer(24), 24) == -1  # openat2
 os.close(os.open("chmod", os.O_RDONLY, 0o6755))  # creates nothing
 os.chmod(".", 0o750)

@@ -350,7 +350,10 @@ def test_what_a_process_looks_for_and_links_that_it_exchanges_are_noted(tmp_path
         "os.remove('{0}/current'); os.symlink('v2', '{0}/new'); os.rename('{0}/new', '{0}/latest')\n"
         "try: open('{0}/missing.txt')\n"
         "except OSError: open('{0}/v1/conf.txt')\n"
-        "open('{0}/made.txt', 'w').close(); open('{0}/made.txt')"
+        "open('{0}/made.txt', 'w').close(); open('{0}/made.txt')\n"
+        "try: open('{0}/late.txt')\n"
+        "except OSError: os.write(os.open('late.txt', os.O_CREAT | os.O_WRONLY, dir_fd=os.open('{0}', 0)), b'x')\n"
+        "open('{0}/late.txt')"
     )
     notes = tmp_path / ".rank0.opened.tmp"
     code = WATCH.format(text=text.format(other))
@@ -358,8 +361,10 @@ def test_what_a_process_looks_for_and_links_that_it_exchanges_are_noted(tmp_path
     found = opened.noted(tmp_path, 1)
     changed = {note["path"] for note in found if note["writes"] or note["hides"]}
     assert {str(other / name) for name in ("current", "latest", "made.txt")} <= changed
-    assert [note["path"] for note in found if opened.is_missing(note)] == [str(other / "missing.txt")]
-    assert [note["path"] for note in opened.foreign(found)[0]] == [str(other / "v1" / "conf.txt")]
+    missing = [note["path"] for note in found if opened.is_missing(note)]
+    assert missing == [str(other / "missing.txt"), str(other / "late.txt")]
+    read = [note["path"] for note in opened.foreign(found)[0]]  # what another program made meanwhile, too
+    assert read == [str(other / "late.txt"), str(other / "v1" / "conf.txt")]
     states = _files_of(tmp_path, found).elsewhere()
     assert states[str(other / "missing.txt")] == [0, 0] and states[str(other / "v1" / "conf.txt")][0] == 1
     assert str(other / "made.txt") not in states
@@ -545,7 +550,8 @@ def test_a_script_that_prints_64_mb_fills_no_disk(planted):
 def test_metric_lines_beyond_what_is_read_are_counted_and_doubted(tmp_path):
     """The last validation may be among them."""
     script = tmp_path / "train.py"
-    script.write_text("for n in range(3000): print(f'step:{n}/3000 train_loss:3.0 train_time:{n}ms step_avg:1.00ms')\n")
+    line = "print(f'step:{n}/3000 train_loss:3.0 train_time:{n}ms step_avg:1.00ms')"
+    script.write_text(f"for n in range(3000): {line}; print('of no metric')\n")
     changed = {"bench.launch.script.output.MAX_METRIC_BYTES": 100_000, "bench.launch.script.output.HEAD_BYTES": 1000}
     with real_runs.started(
         tmp_path / "results", "run", *scripted.TRACK, f"script={script}", changed=changed
@@ -877,9 +883,12 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
         (["script=ODD", "script.data=/tmp/data"], "use a folder below the script's own"),
         (["script=ODD", "script.env={TOY_TOKEN: null}"], "it looks like a secret"),
         (["script=ODD", "script.dialect=nothing.yaml"], "cannot be read"),
+        (["script=ODD", "script.env={TOY_LATIN: null}"], "script.env.TOY_LATIN=null: its value is not UTF-8"),
+        (["script=ODD", "script.args=[M\udcfcller]"], "M\\xfcller]: has bytes that are not UTF-8"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(results, capsys, overrides, message):
+def test_what_cannot_be_is_refused_before_anything_starts(results, capsys, overrides, message, monkeypatch):
+    monkeypatch.setenv("TOY_LATIN", "M\udcfcller")
     overrides = [override.replace("ODD", str(scripted.ODD)) for override in overrides]
     assert program.main(["run", *scripted.TRACK, *overrides]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

@@ -187,12 +187,20 @@ class Claim:
             elif config in configs:
                 others.other_code.setdefault(kind, []).append(name)
             elif source in sources and (start.get("at") or "")[:10] in days:
-                shape = identity.recorded_shape(start, self.ledger.results)
+                shape = self._shape_of(name, start)
                 if shape is None:
                     others.unknown.append(name)
                 elif any(identity.are_near(shape, claimed_shape) for claimed_shape in shapes):
                     (others.excused if self._is_no_part(name, start, race) else others.near).append(name)
         return others
+
+    def _shape_of(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the run's settings as identity.shape(), from the ledger or its config.yaml, or None."""
+        if "shape_id" in start:
+            return dict(start)
+        with contextlib.suppress(ValueError):
+            return identity.shape(schema.recorded(self.ledger.results / name))
+        return None
 
     def _is_no_part(self, name: str, start: Mapping[str, Any], race: Mapping[str, Any]) -> bool:
         """Returns whether a plan excludes this run of the claim's config and code from the claim.

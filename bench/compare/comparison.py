@@ -213,8 +213,8 @@ def _is_arm(arm: Mapping[str, Any], kind: Sequence[str | None], run: Mapping[str
     """
     if kind[1] != arm.get("source_sha256") or kind[0] == arm.get("config_id"):
         return kind[1] == arm.get("source_sha256")
-    shape = identity.recorded_shape(run, results) if run and "shape_id" in arm else None
-    return shape is not None and identity.are_near(shape, dict(arm))
+    shape = identity.effective_shape(run, results) if run and "effective" in arm else None
+    return shape is not None and identity.are_near(shape, arm["effective"])
 
 
 def _history(a: Arm, b: Arm) -> list[Row]:

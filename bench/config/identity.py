@@ -12,7 +12,6 @@ from typing import Any
 from bench.config import schema
 
 CONFIG_ID_CHARS = 8
-SHAPE_VERSION = "2:"  # begins a shape_id: what it hashes may change
 # {instrument: {setting: the value that is hashed instead}}, for settings that touch nothing in the timed region and so
 # change no config_id. The value is that of the first published runs; None is not hashed. All other settings of
 # instruments are hashed. The list is not read from the instruments' classes, because a record's id must be known where
@@ -23,7 +22,7 @@ UNHASHED = ("name", "seed", "exporters", "profile", "look", "checkpoint", "resum
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: every track had 3 when ids were introduced
 # the settings that reach a script; all others could change without an effect on it
 OF_SCRIPTS = {
-    "goal": ("metric", "metric_pattern", "time_budget_s", "token_budget", "flop_budget"),
+    "goal": ("metric", "metric_pattern", "time_budget_s", "token_budget"),
     "hardware": ("device", "num_processes", "nodes", "num_threads"),
     "script": ("path", "module", "command", "torchrun", "args", "python", "env", "data", "raw_data"),
 }
@@ -100,23 +99,26 @@ def hash_of(values: dict[str, Any]) -> str:
 
 
 def shape(config: schema.Config) -> dict[str, Any]:
-    """Returns {"shape_id", "floats"}: a hash of the config without its floats, and the floats in their settings' order.
+    """Returns {"shape_id", "floats", "effective"}: a hash of the config without its floats, the floats in their
+    settings' order, and both of the settings that have an effect on training.
 
-    Configs of one shape differ only in floats. Numbers within a script's arguments count as floats. Timeouts do not
-    count, nor what changes only validations, or does not reach a script.
+    Configs of one shape differ only in floats. Numbers within a script's arguments count as floats; timeouts do not.
     """
+    return _shape(hashed(config)) | {"effective": _shape(_effective(hashed(config)))}
+
+
+def _shape(values: dict[str, Any]) -> dict[str, Any]:
     floats: dict[str, float] = {}
-    values = _without_floats(_effective(hashed(config)), "", floats)
-    return {"shape_id": SHAPE_VERSION + hash_of(values), "floats": [floats[key] for key in sorted(floats)]}
+    kept = _without_floats(values, "", floats)
+    return {"shape_id": hash_of(kept), "floats": [floats[key] for key in sorted(floats)]}
 
 
-def recorded_shape(start: Mapping[str, Any], results: Path) -> dict[str, Any] | None:
-    """Returns shape() of a run by its line in the ledger, or by its config.yaml if another version wrote the line; None
-    if that cannot be read."""
-    if str(start.get("shape_id")).startswith(SHAPE_VERSION):
-        return dict(start)
+def effective_shape(start: Mapping[str, Any], results: Path) -> dict[str, Any] | None:
+    """Returns the effective shape of a run by its line in the ledger, or, if an earlier version wrote that, by its
+    config.yaml; None if that cannot be read."""
     with contextlib.suppress(ValueError):
-        return shape(schema.recorded(results / str(start["run"])))
+        known: dict[str, Any] = start.get("effective") or shape(schema.recorded(results / start["run"]))["effective"]
+        return known
     return None
 
 

@@ -4,7 +4,7 @@ results/ledger.jsonl has a JSON object per line and is only ever appended to:
     {"prev", "at", "counter", "number", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the
            first; counter, number: the count of its lines (absent in older ledgers)
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (absent: 1), deviations,
-           race (None: in no race), shape_id and floats (bench.config.identity.shape; absent in older ledgers)
+           race (None: in no race), and bench.config.identity.shape() of its config (absent in older ledgers)
     end    run, status, validity, run_json_sha256, failure (its kind; absent without one and in older ledgers); if two
            ends without a resume between them differ, nothing vouches for the run's run.json
     checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run continues from the checkpoint
@@ -80,6 +80,7 @@ class Line(TypedDict):
     deviations: NotRequired[int]
     shape_id: NotRequired[str]
     floats: NotRequired[list[float]]
+    effective: NotRequired[dict[str, Any]]
     status: NotRequired[str | None]
     failure: NotRequired[str | None]
     planned: NotRequired[bool]
@@ -208,10 +209,7 @@ def _text(line: Mapping[str, Any]) -> str:
 
 
 def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping[str, Any] | None = None) -> str:
-    """Appends the start of a run whose folder was just created.  Returns the line's sha256, which run.json keeps.
-
-    shape: bench.config.identity.shape() of its config.
-    """
+    """Appends the start of a run whose folder was just created.  Returns the line's sha256, which run.json keeps."""
     code = {"source_sha256": run["code"]["source_sha256"], "identity_version": run["code"].get("identity_version", 1)}
     facts = {"config_id": run["config_id"], "seed": run["seed"], "deviations": len(run["deviations"])}
     facts |= {**code, **(shape or {})}

@@ -87,8 +87,7 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
             )
         noted[key] = t_ns
         # what a file without bytes holds later, this process has put there
-        is_new = not facts["num_bytes"] and (status is not None or writes)
-        facts.update(reads=key[1], writes=key[2], is_new=is_new, hides=hides, t_ns=t_ns)
+        facts.update(reads=key[1], writes=key[2], is_new=not facts["num_bytes"], hides=hides, t_ns=t_ns)
         write_to(fd, json.dumps(facts).encode() + b"\n")
 
     def hook(event: str, args: tuple[Any, ...]) -> None:

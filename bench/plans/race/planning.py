@@ -24,7 +24,7 @@ from bench.record.rows import COLUMNS, metric_of
 
 OF_SOME = ("own", "python", "num_gpus", "num_nodes")  # facts that only some arms have
 # facts of an arm that the plan keeps
-KEPT = ("name", "config_id", "shape_id", "floats", "source_sha256", "commit", "dirty", "deviations", *OF_SOME)
+KEPT = ("name", "config_id", "effective", "source_sha256", "commit", "dirty", "deviations", *OF_SOME)
 Facts = dict[str, dict[str, Any]]  # {arm: arm_process.facts()}
 MAX_SEED = 2**30
 MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here

@@ -109,7 +109,7 @@ class Form:
             if not runs or (row["step"] <= first and row["step"] < latest):  # the first step again: a new run
                 runs.append({})
                 first = row["step"]
-            latest, first = row["step"], min(first, row["step"])
+            latest = row["step"]
             finite = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
             if "train_time_ms" in row and "train_time_ms" not in finite:
                 finite["train_time_ms"] = math.inf  # Run reports it as impossible
