@@ -431,6 +431,17 @@ def test_a_clock_that_goes_back_a_little_in_the_first_steps_was_not_restarted():
     assert [row["step"] for row in rows if row.get("train_time_ms") is None] == [8]
 
 
+def test_steps_before_a_clock_that_starts_again_are_not_timed_whatever_step_avg_says():
+    times_ms = [*range(100, 1001, 100), *range(100, 1001, 100)]
+    lines_ = [
+        f"step:{k}/20 train_loss:7.0 train_time:{ms}ms step_avg:{ms / k:.2f}ms" for k, ms in enumerate(times_ms, 1)
+    ]
+    (run,), _ = modded_nanogpt.read(log(*lines_, "step:20/20 val_loss:6.7 train_time:1000ms step_avg:50.00ms"))
+    record, _ = records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)
+    assert record["metrics"]["step_avg_ms"] == 100.0 and "untimed" in record["imported"]["step_avg_meaning"]
+    assert record["validity_reasons"] == ["its clock starts again at step 11, and its step_avg does not say so"]
+
+
 def test_a_loss_below_0_makes_an_imported_run_invalid():
     (run,), _ = modded_nanogpt.read(log("step:2/2 val_loss:-0.5 train_time:20ms step_avg:10.00ms"))
     record, _ = records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)

@@ -270,6 +270,9 @@ def test_traces_of_half_of_the_ranks_are_projected_as_json(answer_of):
     assert projection["low_ms"] == pytest.approx(projection["step_ms"] * (1 - projection["worst_error_pct"] / 100))
     with pytest.raises(ValueError, match="project the run's record"):
         api.project(*paths, gpus=8, scaling="strong")
+    assert api.project(*paths, paths[0], gpus=8).to_dict()["step_ms"] == projection["step_ms"]  # each trace counts once
+    with pytest.raises(ValueError, match="ranks: how late the others come is unknown"):
+        api.project(*[paths[0]] * 4, gpus=8)
 
 
 def test_a_trace_without_sizes_of_its_collectives_is_refused():

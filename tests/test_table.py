@@ -11,6 +11,7 @@ import claimed
 import pytest
 from kept_records import COMPLETE, RECORDS
 
+from bench.base import text_table
 from bench.base.paths import REPO
 from bench.cli import main, table
 from bench.machine import processes
@@ -57,6 +58,13 @@ def test_a_row_of_a_complete_run_has_its_numbers_unrounded(answer_of):
         "compile_s": None,
     }
     assert {name: row[name] for name in wanted} == wanted
+
+
+def test_a_program_without_standard_output_can_ask(monkeypatch):
+    """As under pythonw, or with a closed descriptor."""
+    monkeypatch.setattr(text_table.sys, "stdout", None)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert text_table.screen_width() is None and text_table.is_terminal() is False
 
 
 def test_a_failed_run_is_listed_without_numbers(answer_of):

@@ -245,6 +245,20 @@ def test_a_pivot_has_mean_sd_n_and_marks_the_best(grid, capsys):
     assert about == "val_loss: mean ± sd, n runs; * the best; over seed; failed: also aborted or invalid"
 
 
+def test_a_pivot_counts_no_warm_up_and_says_what_lacks_the_value(grid, capsys):
+    warm_up = {"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
+    add(grid, 11, 0.001, 2, 3, 1.0, 9.0, race=warm_up)
+    assert "failed" not in shown(capsys, "--pivot", "optim.lr")
+    *_, low, high, _, about = shown(capsys, "--pivot", "optim.lr", "--value", "mfu").splitlines()
+    assert low.split() == ["0.001", "0,", "4", "without"] and high.split() == ["0.003", "0,", "4", "without"]
+    assert about.endswith("; without: of no mfu")
+    goal = {"metric": {"name": "accuracy", "unit": None, "direction": "higher"}, "target": None}
+    metrics = json.loads((COMPLETE / "run.json").read_text())["metrics"] | {"accuracy": 0.9, "score": 0.9}
+    add(grid, 12, 0.001, 2, 4, 1.0, 9.0, goal=goal, metrics=metrics)
+    with pytest.raises(ValueError, match="--value score: of accuracy and val_loss: add --where metric=accuracy"):
+        table.main(["--pivot", "optim.lr", "--value", "score"])
+
+
 def test_a_pivot_of_one_key_says_what_its_means_are_over(grid, capsys):
     out = shown(capsys, "--pivot", "optim.lr", "--value", "train_s")
     assert out.splitlines()[2].split()[:2] == ["0.001", "15.15"]  # (10 + 10.2 + 20 + 20.4) / 4
@@ -253,7 +267,7 @@ def test_a_pivot_of_one_key_says_what_its_means_are_over(grid, capsys):
     expected = [(0.001, pytest.approx(4.2), 4, True), (0.003, pytest.approx(4.25), 4, False)]
     assert [(row["optim.lr"], row["val_loss_mean"], row["n"], row["best"]) for row in table_rows] == expected
     assert shown(capsys, "--pivot", "optim.lr", "--csv").startswith(
-        "optim.lr,val_loss_mean,val_loss_sd,n,num_lost,best"
+        "optim.lr,val_loss_mean,val_loss_sd,n,num_lost,num_without,best"
     )
 
 

@@ -13,6 +13,7 @@ from bench.analysis.explain import account, explained
 from bench.analysis.explain import document as documents
 from bench.analysis.trace import events, source
 from bench.analysis.trace.load import find, load
+from bench.cli import analyze
 
 
 def rows():
@@ -115,6 +116,9 @@ def test_a_trace_in_which_nothing_happened(tmp_path, events):
     analysis = read_rows(tmp_path, events)
     assert analysis["temporal"]["span_us"] is None and analysis["kernels"] == [] and analysis["advice"] == []
     assert "nothing to analyse" in read_as_text(traces.analysed([tmp_path / "a.json"]))
+    assert analyze.main([str(tmp_path / "a.json")]) == 2
+    write(tmp_path / "b.json", [event("cpu_op", "a", 1, 1)])
+    assert analyze.main([str(tmp_path / "b.json")]) == 0
 
 
 def test_a_trace_that_ends_before_its_first_event_is_refused(tmp_path):

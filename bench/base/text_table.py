@@ -129,13 +129,13 @@ def screen_width() -> int | None:
         return int(columns)
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
-    except (OSError, ValueError):  # standard output is a pipe or not a file
+    except (AttributeError, OSError, ValueError):  # standard output is a pipe, not a file, or None
         return None
 
 
 def is_terminal() -> bool:
     """Whether standard output is a terminal."""
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def shows_colours() -> bool:

@@ -27,7 +27,7 @@ Answers = dict[str, dict[str, Any]]  # {title: analysis}
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 analysed, 2 usage error or no trace."""
+    """Exit codes: 0 analysed, 2 usage error, no trace, or nothing in any of them that took time."""
     if argv[:1] == ["diff"]:
         raise ValueError("analyze diff: to see what changed from A to B, use ./run.sh explain A B")
     args = _parser().parse_args(argv)
@@ -62,7 +62,15 @@ def main(argv: list[str]) -> int:
             written += png.write(page.charts, user_path(args.png), page.drawings)
     for path in written:
         print(f"analyze: wrote {shown(path)}", file=sys.stderr)
-    return 0
+    return 0 if any(map(_has_rows, reports.values())) else 2
+
+
+def _has_rows(report: dict[str, Any]) -> bool:
+    kinds = ("num_device_rows", "num_operators")
+    ranks = report["ranks"].values()
+    return any(rank[kind] for rank in ranks for kind in kinds) or any(
+        any(rank["num_device_rows_excluded"].values()) for rank in ranks
+    )
 
 
 def _keep_in_run(run: Path, by_window: Mapping[str | None, dict[str, Any]]) -> None:

@@ -79,7 +79,7 @@ def _pivot(args: argparse.Namespace) -> None:
     (value,) = columns.named([value], f"--value {value}")
     pivot = table_groups.pivot_of(rows, keys, value, goal)
     if args.json or args.csv:
-        names = [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
+        names = [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "num_without", "best"]
         cells = tables.Table(table_groups.rows_of_pivot(pivot), names)
         print(cells.to_json()) if args.json else cells.print_csv()
     else:

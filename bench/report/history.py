@@ -262,7 +262,7 @@ def document(series: Sequence[Series], where: str) -> Document:
     """Returns the page of a repository.  where: its name and revision.  Raises ValueError if there is no series."""
     if not series:
         remedy = "race them (./run.sh race HEAD~1 HEAD script=...), or name a folder with their runs (speedrun/results)"
-        raise ValueError(f"{where}: no two commits have runs in {shown(results_root())}: {remedy}")
+        raise ValueError(f"{where}: no two commits have runs with this value in {shown(results_root())}: {remedy}")
     verdicts = [verdict for curve in series for verdict in _verdicts(curve)]
     blocks = [_section(curve, number) for number, curve in enumerate(series)]
     data = [_data(curve) for curve in series]

@@ -119,7 +119,7 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> _HeatCell | None:
     if cell is None:
         return None
     if cell.mean is None:
-        return _HeatCell(None, f"{cell.num_lost} failed")
+        return _HeatCell(None, cell.lost.removeprefix(", "))
     sd = "" if cell.sd is None else f"±{pivot.text(cell.sd)}, "
     return _HeatCell(cell.mean, pivot.text(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
 

@@ -170,12 +170,14 @@ class Cell:
     mean: float | None  # None for n = 0
     sd: float | None  # None for n < 2
     num_lost: int  # number of runs that failed, were aborted or are invalid
+    num_without: int  # number of the others that lack the value
     is_best: bool = False
 
     @property
     def lost(self) -> str:
-        """Text such as ", 2 failed"; "" for none."""
-        return f", {self.num_lost} failed" if self.num_lost else ""
+        """Text such as ", 2 failed, 1 without"; "" for none."""
+        kinds = ((self.num_lost, "failed"), (self.num_without, "without"))
+        return "".join(f", {num_runs} {kind}" for num_runs, kind in kinds if num_runs)
 
 
 @dataclass(frozen=True)
@@ -195,21 +197,28 @@ class Pivot:
 
 
 def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str, goal: Metric | None = None) -> Pivot:
-    """Returns the pivot of rows over the columns keys.  Raises ValueError if the column value is not numeric.
+    """Returns the pivot of rows over the columns keys, without the warm-ups of races.
 
+    Raises ValueError if the column value is not numeric, or is the score of several metrics.
     goal: the metric in the column "score"; None if its direction is unknown, so that no cell is the best.
     """
     if any(row[value] is not None and not isinstance(row[value], (int, float)) for row in rows):
         raise ValueError(f"--value {value}: it is not a number: choose from {', '.join((*LOWER, *HIGHER))}")
+    metrics = sorted({str(row["metric"]) for row in rows if row["score"] is not None})
+    if value == "score" and len(metrics) > 1:
+        raise ValueError(f"--value score: of {' and '.join(metrics)}: add --where metric={metrics[0]}, or name another")
     members = defaultdict(list)
-    for row in rows:
+    for row in (row for row in rows if not row["discarded"]):
         values = (json.dumps(row[key]) if isinstance(row[key], (list, dict)) else row[key] for key in keys)
         members[tuple(values)].append(row)
     cells = {}
     for at in sorted(members, key=lambda at: tuple(map(rank, at))):
-        numbers = [row[value] for row in counted(members[at]) if row[value] is not None]
+        shown = counted(members[at])
+        numbers = [row[value] for row in shown if row[value] is not None]
+        has_ended = [row for row in members[at] if row["status"] != "running"]
+        num_lost = sum(row["status"] != "complete" or row["validity"] == "invalid" for row in has_ended)
         mean = stats.mean(numbers) if numbers else None
-        cells[at] = Cell(len(numbers), mean, stats.sd(numbers), len(members[at]) - len(numbers))
+        cells[at] = Cell(len(numbers), mean, stats.sd(numbers), num_lost, len(shown) - len(numbers))
     means = {at: cell.mean for at, cell in cells.items() if cell.mean is not None and may_be_best(members[at], value)}
     goal = goal if value == "score" else None
     if means and (goal or value in (*LOWER, *HIGHER)):
@@ -248,6 +257,7 @@ def pivot_blocks(pivot: Pivot) -> list[Block]:
     about = f"{pivot.label}: mean, sd, n" if len(pivot.keys) == 1 else f"{pivot.label}: mean ± sd, n runs; * the best"
     about += f"; over {', '.join(pivot.over)}" if pivot.over else ""
     about += "; failed: also aborted or invalid" if any(cell.num_lost for cell in pivot.cells.values()) else ""
+    about += f"; without: of no {pivot.label}" if any(cell.num_without for cell in pivot.cells.values()) else ""
     return [Table(heads, lines, right), Lines([about])]
 
 
@@ -263,10 +273,10 @@ def _cell_text(pivot: Pivot, at: tuple[Any, ...]) -> str:
 
 
 def rows_of_pivot(pivot: Pivot) -> list[dict[str, Any]]:
-    """Returns a row per cell for CSV and JSON: the keys, then VALUE_mean, VALUE_sd, n, num_lost, best."""
+    """Returns a row per cell for CSV and JSON: the keys, then VALUE_mean, VALUE_sd, n, num_lost, num_without, best."""
     rows = []
     for at, cell in pivot.cells.items():
         numbers = {f"{pivot.value}_mean": cell.mean, f"{pivot.value}_sd": cell.sd, "n": cell.n}
         keys = dict(zip(pivot.keys, at, strict=True))
-        rows.append(keys | numbers | {"num_lost": cell.num_lost, "best": cell.is_best})
+        rows.append(keys | numbers | {"num_lost": cell.num_lost, "num_without": cell.num_without, "best": cell.is_best})
     return rows

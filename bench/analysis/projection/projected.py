@@ -238,8 +238,9 @@ def from_traces(
     The graph of bench/analysis/explain/retimed.py says what slower collectives hold up.  Raises ValueError if none has
     a known size, if their groups differ in size, or for fewer than half of the ranks, as the latest of them decides.
     """
-    windows = load.by_window([file for path in paths for file in load.find(path)])
-    ranks = [rank for rank in next(iter(windows.values())) if len(rank.device_rows())]
+    files = {file.resolve(): file for path in paths for file in load.find(path)}  # each once
+    every = next(iter(load.by_window([*files.values()]).values()))
+    ranks = [rank for rank in every if len(rank.device_rows())]
     if not ranks:
         raise ValueError(f"{title}: the trace has no device: a run on a CPU is projected from its record")
     spans = {rank.rank: window.device_spans(rank) for rank in ranks}
@@ -296,6 +297,8 @@ def from_traces(
     spread_ms = stats.sd(own_ms) or 0.0
     slowest_ms = spread_ms * max(0.0, expected_maximum(num_gpus) - expected_maximum(len(ranks)))
     job = Job(title, Step(measured_ms, group), device_name(ranks[0]))
+    if idle := [rank.path.name for rank in every if not len(rank.device_rows())]:
+        job.assumed.append(f"{', '.join(idle)}: no kernel can be read in it, so it is left out")
     if len(ranks) < group:
         job.assumed.append(f"the {group - len(ranks)} ranks without a trace are as fast as those with one")
     if num_unknown:
