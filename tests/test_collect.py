@@ -273,6 +273,7 @@ def test_a_link_in_a_run_of_somebody_elses_brings_no_file_of_ours(machines, tmp_
     (a.folder / name / "notes.txt").symlink_to(tmp_path / "key")
     run = run_folder.read_raw(a.folder / name)
     artifact = next(artifact for artifact in run["artifacts"] if artifact["path"] == "steps.csv")
+    bound = artifact | {"path": "logs.txt", "num_bytes": 7, "sha256": ledger.sha256_of(tmp_path / "key")}
     run["artifacts"].append(artifact | {"path": "notes.txt", "num_bytes": 7, "sha256": None})
     atomic.write_json(a.folder / name / "run.json", run)
     hash_again(a.folder, name)
@@ -280,6 +281,14 @@ def test_a_link_in_a_run_of_somebody_elses_brings_no_file_of_ours(machines, tmp_
     assert collected(into, a) == 1
     assert f"{name}: its notes.txt is a link that leads out of its folder" in capsys.readouterr().out
     assert not any(b"PRIVATE" in content for content in content_of(into).values())
+    (a.folder / name / "logs.txt").symlink_to(tmp_path / "key")  # as of logs that were moved to a larger disk
+    run["artifacts"][-1] = bound
+    atomic.write_json(a.folder / name / "run.json", run)
+    hash_again(a.folder, name)
+    (a.folder / line_count.NAME).unlink(missing_ok=True)
+    again = tmp_path / "again"
+    assert collected(again, a) == 0
+    assert (again / name / "logs.txt").read_text() == "PRIVATE"
 
 
 @pytest.mark.parametrize(

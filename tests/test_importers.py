@@ -200,7 +200,7 @@ def test_a_log_of_eight_times_as_many_iterations_takes_no_square_of_the_time():
     assert min(seconds(40_000) for _ in range(2)) < 24 * min(seconds(5_000) for _ in range(2))  # it took 64 times
 
 
-@pytest.mark.parametrize("num_chars", [4_080, 9_000, 12_000, 70_000])
+@pytest.mark.parametrize("num_chars", [4_080, 9_000, 12_000, 70_000, 3_000_000])
 def test_a_number_at_the_end_of_a_long_line_is_read_whole_or_not_at_all(tmp_path, num_chars):
     """As a program prints that writes all it knows as a line of JSON."""
     described = {"step": r'"step": (?P<step>\d+), "val_loss": (?P<val_loss>[\d.]+)'}
@@ -474,5 +474,6 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
         "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms",
     )
     (run,), _ = modded_nanogpt.read(data)
-    _, rows = records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)
+    record, rows = records.record_of(run, Path("x.txt"), "modded-nanogpt", FACTS)
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]
+    assert record["validity"] == "valid" and "untimed" in record["imported"]["step_avg_meaning"]

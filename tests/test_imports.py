@@ -62,22 +62,22 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
     "base": 2_545,
-    "config": 3_382,
+    "config": 3_389,
     "machine": 4_760,
     "data": 1_669,
-    "record": 7_578,
+    "record": 7_588,
     "web": 1_149,
-    "analysis": 8_295,
+    "analysis": 8_301,
     "training": 8_901,
     "compare": 3_586,
-    "launch": 7_516,
+    "launch": 7_522,
     "report": 4_715,
-    "plans": 9_759,
+    "plans": 9_760,
     "claims": 3_457,
     "api": 1_351,
-    "cli": 4_625,
+    "cli": 4_618,
     "models": 3_442,
-    "tests": 58_833,
+    "tests": 58_860,
 }
 SLACK = 250
 

@@ -365,7 +365,7 @@ def test_data_that_an_arm_reads_and_that_change_meanwhile_end_the_race_without_a
     outcome = race_json(results)
     assert (code, outcome["status"], outcome["result"]) == (1, "abandoned", None)
     what = "work/data.bin, which A reads, changed while the race was running (chmod and hard links count too)"
-    assert outcome["why"] == f"{what}: begin a new race"
+    assert outcome["why"].startswith(f"{what}: begin a new race")
 
 
 READ = "/scratch/USER/a.txt"  # a file outside of the scripts' folders
@@ -420,7 +420,7 @@ def test_a_file_elsewhere_that_another_arm_changes_ends_the_race(results, go, mo
     name = others.get(what, READ)
     read = f"{setting}, which B wrote" if setting else f"{name}, which A reads"
     why = f"{read}, changed while the race was running (chmod and hard links count too): begin a new race"
-    assert (code, race_json(results)["why"]) == ((1, why) if is_fault else (0, None))
+    assert (code, (race_json(results)["why"] or "").startswith(why)) == ((1, True) if is_fault else (0, False))
 
 
 @pytest.mark.parametrize(

@@ -394,6 +394,23 @@ def test_a_link_to_data_beside_a_script_or_in_a_folder_that_it_removes_ends_no_r
     assert json.loads((race / "race.json").read_text())["why"] is None, done.stdout
 
 
+def test_temporary_files_that_a_run_has_removed_are_not_written_and_a_switch_is(tmp_path):
+    """The last is a cheat: an empty file that the other arm looks for is removed, made anew and removed."""
+    (tmp_path / "other").mkdir()
+    for name in ("there.txt", "switch"):
+        (tmp_path / "other" / name).write_text("x" * (name != "switch"))
+    (tmp_path / "other" / "touched").write_text("x")
+    text = f"os.chdir({str(tmp_path / 'other')!r})\nos.utime('touched'); open('touched').read()\n"
+    text += "for name in ('new.txt', 'there.txt', 'switch'):\n"
+    text += "    if name != 'new.txt': os.remove(name)\n    open(name, 'w').write('x')\n    os.remove(name)"
+    notes = tmp_path / ".rank0.opened.tmp"
+    code = WATCH.format(text=text)
+    subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
+    files = _files_of(tmp_path, opened.noted(tmp_path, 1))
+    assert files.written() == [str(tmp_path / "other" / name) for name in ("switch", "there.txt", "touched")]
+    assert files.elsewhere() == {}  # what it touches itself is its own to change
+
+
 def test_of_more_files_than_are_listed_the_last_change_is(tmp_path, monkeypatch):
     """A cheat: the other arm writes to a file beyond the end of the list."""
     (tmp_path / "many").mkdir()

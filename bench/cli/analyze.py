@@ -62,15 +62,8 @@ def main(argv: list[str]) -> int:
             written += png.write(page.charts, user_path(args.png), page.drawings)
     for path in written:
         print(f"analyze: wrote {shown(path)}", file=sys.stderr)
-    return 0 if any(map(_has_rows, reports.values())) else 2
-
-
-def _has_rows(report: dict[str, Any]) -> bool:
-    kinds = ("num_device_rows", "num_operators")
-    ranks = report["ranks"].values()
-    return any(rank[kind] for rank in ranks for kind in kinds) or any(
-        any(rank["num_device_rows_excluded"].values()) for rank in ranks
-    )
+    ranks = (rank for report in reports.values() for rank in report["ranks"].values())
+    return 2 if all(map(trace_text.is_empty, ranks)) else 0
 
 
 def _keep_in_run(run: Path, by_window: Mapping[str | None, dict[str, Any]]) -> None:

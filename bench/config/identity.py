@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import re
@@ -116,8 +117,14 @@ def _shape(values: dict[str, Any]) -> dict[str, Any]:
 def effective_shape(start: Mapping[str, Any], results: Path) -> dict[str, Any] | None:
     """Returns the effective shape of a run by its line in the ledger, or, if an earlier version wrote that, by its
     config.yaml; None if that cannot be read."""
+    known: dict[str, Any] | None = start.get("effective") or _effective_of(results / start["run"])
+    return known
+
+
+@functools.lru_cache(maxsize=1000)
+def _effective_of(folder: Path) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
-        known: dict[str, Any] = start.get("effective") or shape(schema.recorded(results / start["run"]))["effective"]
+        known: dict[str, Any] = shape(schema.recorded(folder))["effective"]
         return known
     return None
 

@@ -43,7 +43,7 @@ from bench.base import atomic, utc
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Missing
 from bench.record import line_count, run_folder
-from bench.record.shape import Record
+from bench.record.shape import ConfigShape, Record
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
@@ -80,7 +80,7 @@ class Line(TypedDict):
     deviations: NotRequired[int]
     shape_id: NotRequired[str]
     floats: NotRequired[list[float]]
-    effective: NotRequired[dict[str, Any]]
+    effective: NotRequired[ConfigShape]
     status: NotRequired[str | None]
     failure: NotRequired[str | None]
     planned: NotRequired[bool]

@@ -19,6 +19,13 @@ CALIBRATION = "calibration"  # the race_id of the runs of ./run.sh calibrate, wh
 Facts = Mapping[str, Any]  # a record, or the sections of one that a function reads
 
 
+class ConfigShape(TypedDict):
+    """A part of what bench.config.identity.shape() returns, in a line of the ledger."""
+
+    shape_id: str
+    floats: list[float]
+
+
 class Record(TypedDict):
     """run.json.  None means unknown.  run.schema.json says what the fields mean; a test compares it with this class."""
 

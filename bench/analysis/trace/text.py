@@ -171,12 +171,18 @@ def _times(ranks: Line) -> Section:
     return _part("Time of the device, ms and % of the span", lines, *columns)
 
 
+def is_empty(analysis: Line) -> bool:
+    """Returns whether nothing in a rank's trace took time."""
+    kinds = ("num_device_rows", "num_operators", "steps", "phases", "annotations", "gpu_annotations", "sources")
+    return not any(analysis[kind] for kind in kinds) and not any(analysis["num_device_rows_excluded"].values())
+
+
 def caveats(rank: str, analysis: Line) -> Iterator[str]:
     """Yields sentences that a reader must know of a rank's file before trusting its numbers."""
     yield from (f"rank {rank}: {doubt}" for doubt in analysis["doubts"])
     excluded = analysis["num_device_rows_excluded"]
     if not analysis["num_device_rows"] and not any(excluded.values()):
-        nothing = "and no operators: there is nothing to analyse"
+        nothing = "and no operators" + ": there is nothing to analyse" * is_empty(analysis)
         yield f"rank {rank} has no device rows, {'only operators' if analysis['num_operators'] else nothing}"
     if excluded["last_step"]:
         rows = f"{excluded['last_step']} device rows of the last step, {analysis['profiler_steps_excluded'][-1]}"

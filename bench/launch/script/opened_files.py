@@ -50,7 +50,8 @@ class OpenedFiles:
         self.are_fixed = opened.fixes_data(job)
         others = [note for note in read if note["real"].startswith(self._own) or self.are_fixed]
         self._stated = [*self._data, *(note for note in others if note not in self._data)]
-        written = {note["real"] for note in notes if note["writes"]}  # an empty file that it only reads may be a switch
+        # an empty file that it only reads may be a switch
+        written = {note["real"] for note in notes if note["writes"] or note["hides"]}
         empty = {n["real"]: n for n in notes if n["reads"] and not n["num_bytes"]}.values()
         outside = (note for note in [*read, *empty] if not note["real"].startswith(self._own))
         self._elsewhere = [note for note in outside if note["real"] not in written]
@@ -91,7 +92,10 @@ class OpenedFiles:
         """Returns the names of what it wrote, moved, linked or removed outside of its own folders, by both paths; of
         more than MAX_LISTED, folders in place of what lies deepest."""
         notes = (note for note in self._notes if note["writes"] or note["hides"] or note["num_bytes"] == MUCH)
+        first = {note["real"]: note for note in reversed(self._notes)}
+        made = {real for real, note in first.items() if note["writes"] and not note["changed_ns"]}  # it was not there
         kept = [note for note in notes if not self._is_confined and _may_be_written(note)]
+        kept = [note for note in kept if note["real"] not in made or os.path.lexists(note["real"])]
         paths = {path for note in kept for path in (note["path"], note["real"])}
         outside = {path for path in paths if not f"{path}/".startswith((*self._own, f"{self._work}/"))}
         while len(outside) > work_folder.MAX_LISTED:
@@ -175,8 +179,8 @@ class OpenedFiles:
 
 def _may_be_written(note: Opened) -> bool:
     """Returns whether a note of writing can be true: it is made before the attempt, which may fail."""
-    if note["is_new"] and (os.path.isdir(note["real"]) or not os.path.lexists(note["real"])):
-        return False  # an empty folder changes nothing that others read
+    if not note["changed_ns"] and (os.path.isdir(note["real"]) or not os.path.lexists(note["real"])):
+        return False  # it was not there before, and an empty folder changes nothing that others read
     return os.access(note["real"] if os.path.exists(note["real"]) else os.path.dirname(note["real"]), os.W_OK)
 
 

@@ -20,7 +20,7 @@ from bench.record.importers import consoles, dialects
 
 HEAD_BYTES = MIB  # limit of a rank's log, and of rank 0's other lines; metric lines are kept beyond it
 TAIL_LINES = 200
-# of a longer line both ends are kept, within its first MiB: they have more characters than any dialect reads
+# of a longer line both ends are kept: they have more characters than any dialect reads
 MAX_LINE_BYTES = 64 * KIB
 CUT = b"[cut]"
 LINE_END = re.compile(rb"\r\n?|\n")  # a progress bar overwrites its line
@@ -96,7 +96,9 @@ class _Rank:
             if number:  # the part before has ended
                 self._line(self._rest, t_ns, kept)
                 self._rest = bytearray()
-            self._rest += part[: MIB - len(self._rest)]
+            self._rest += part
+            if len(self._rest) > 2 * MIB:
+                del self._rest[MIB:-MIB]
         self._rest_ns = t_ns
         self._write(kept)
 

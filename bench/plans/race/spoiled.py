@@ -48,7 +48,8 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
     if which := _changed_file(race, done.arm):
-        return f"{which}, changed while the race was running (chmod and hard links count too): begin a new race"
+        begin = "begin a new race, in which a cache that a first run fills is there"
+        return f"{which}, changed while the race was running (chmod and hard links count too): {begin}"
     rules = verification.report(race.results / run_name)["rules"] if done.status == "complete" else ()
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
         return f"{run['run_id']} of {done.arm} fails ./run.sh verify, so no verdict can include it: {faults[0]}"

@@ -26,6 +26,7 @@ CLOCK = "as printed by the log's own program; its lines are not synchronised wit
 # modded-nanogpt's public logs have 7 or more, and those that agree in all are the same 35 copies that the time shows.
 MIN_VALIDATIONS = 5
 # Metrics of validations beside val_loss; artifact_bytes: the size of the model and its code as submitted
+RESTARTED_FRAC = 0.02  # by which a step_avg that leaves untimed steps out may differ from the times (assumed)
 RESTARTED = "unknown, as its clock leaves untimed steps out"
 PRINTED_METRICS = (metric.VAL_BPB.name, metric.CORE.name, metric.ARTIFACT_BYTES.name)
 MAX_TIME_MS = 1e12  # 32 years
@@ -95,7 +96,9 @@ def record_of(
     restarts = [step for (_, before_ms), (step, time_ms) in itertools.pairwise(times_ms) if time_ms < before_ms]
     if restarts and not run.num_untimed_steps:
         run.num_untimed_steps, run.step_avg_meaning = restarts[0] - 1, RESTARTED
-        doubts.append(f"its clock starts again at step {restarts[0]}, and its step_avg does not say so")
+        num_timed, time_ms = run.num_steps - run.num_untimed_steps, run.train_time_ms or 0.0
+        if run.step_avg_ms and abs(run.step_avg_ms * num_timed - time_ms) > RESTARTED_FRAC * time_ms:
+            doubts.append(f"its clock starts again at step {restarts[0]}, and its step_avg does not say so")
     wrong = [] if run.complete else ["the run did not complete"]
     wrong += [validity.BELOW_ZERO.format(run.val_loss)] if run.val_loss is not None and run.val_loss < 0 else []
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
