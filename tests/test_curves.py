@@ -176,7 +176,11 @@ def test_each_word_is_an_arm_and_a_race_is_its_arms(results):
 def test_several_words_make_one_page_and_markdown_is_refused(results, capsys, monkeypatch):
     for seed in (1, 2):
         add(results, seed)
-    assert cli.main(["s1", "s2"]) == 0
+    (results / "curves.html").symlink_to(results.parent / "elsewhere.html")
+    with pytest.raises(ValueError, match="curves.html: is a link, through which no page is written"):
+        cli.main(["s1", "s2"])
+    (results / "curves.html").unlink()
+    assert cli.main(["s1", "s2"]) == 0 and not (results.parent / "elsewhere.html").exists()
     html = (results / "curves.html").read_text()
     assert "curves.html" in capsys.readouterr().out and not re.search(r"""(src|href)=["']?(https?:)?//""", html)
     with pytest.raises(ValueError, match="--md with several words: it prints one run or race"):
