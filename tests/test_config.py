@@ -253,7 +253,8 @@ def test_what_does_not_reach_a_script_does_not_change_its_shape(tmp_path):
     for setting in without_effect:
         assert shape(setting) == shape(), setting
     assert shape(folder="other") == shape()
-    for setting in ("script.args=['--n=2']", "script.env={A: x}", "hardware.num_threads=1", "goal.token_budget=99"):
+    with_effect = ["script.data=else/where", "script.raw_data=true", "script.args=['--n=2']", "script.env={A: x}"]
+    for setting in [*with_effect, "hardware.num_threads=1", "goal.token_budget=99"]:
         assert shape(setting) != shape(), setting
 
 

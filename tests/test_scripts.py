@@ -211,7 +211,8 @@ def test_a_sweep_over_scripts_has_other_settings_of_scripts(tmp_path):
     paths = [shutil.copytree(scripted.NANO.parent, tmp_path / name) / scripted.NANO.name for name in "ab"]
     swept = f"script.path={','.join(map(str, paths))}"
     real_runs.bench(tmp_path / "results", "run", "-m", *NANO, swept, code=0)
-    names = {real_runs.run_json(folder)["name"] for folder in real_runs.folders(tmp_path / "results")}
+    scripts = [real_runs.run_json(run)["script"] for run in real_runs.folders(tmp_path / "results")]
+    names = {name for script in scripts for name in script["data_states"]}
     assert names == {"a-train", "b-train"}
 
 
@@ -339,6 +340,15 @@ def _files_of(folder, notes):
     return OpenedFiles(folder / "run", job, notes, {"train": [], "val": []})
 
 
+def test_a_process_that_looks_for_very_many_files_is_not_one_that_reads_others(tmp_path):
+    text = f"for number in range(1200):\n    try: open(f'{tmp_path}/missing' + str(number))\n    except OSError: pass"
+    notes = tmp_path / ".rank0.opened.tmp"
+    code = WATCH.format(text=text)
+    subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
+    found = opened.noted(tmp_path, 1)
+    assert len(found) == open_watch.MAX_MISSING and all(map(opened.is_missing, found))
+
+
 def test_what_a_process_looks_for_and_links_that_it_exchanges_are_noted(tmp_path):
     """Cheats: a file is removed before the other arm looks for it, a link to a folder leads to another one."""
     other = tmp_path / "other"
@@ -371,7 +381,7 @@ def test_what_a_process_looks_for_and_links_that_it_exchanges_are_noted(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["beside the script", "in a temporary folder"])
+@pytest.mark.parametrize("where", ["beside the script", "in a temporary folder", "and the results folder is a link"])
 def test_a_link_to_data_beside_a_script_or_in_a_folder_that_it_removes_ends_no_race(tmp_path, where):
     data = tmp_path / "data.bin"
     data.write_bytes(bytes(2**18))
@@ -389,9 +399,18 @@ def test_a_link_to_data_beside_a_script_or_in_a_folder_that_it_removes_ends_no_r
         )
         (tmp_path / arm / "train.py").write_text(f"{opens}\nfor step in range(4): {line}\n# {arm}\nARM = {arm!r}\n")
     arms = [f"{arm.upper()}=script={tmp_path / arm / 'train.py'}" for arm in "ab"]
+    if "results" in where:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "results").symlink_to("real")
     done = real_runs.bench(tmp_path / "results", "race", *arms, *scripted.TRACK, "n=2", "--anyway")
     (race,) = (tmp_path / "results" / "races").iterdir()
     assert json.loads((race / "race.json").read_text())["why"] is None, done.stdout
+    names = {
+        name
+        for run in real_runs.folders(tmp_path / "results")
+        for name in real_runs.run_json(run)["script"]["data_states"]
+    }
+    assert names == {"work/data.bin"} or "temporary" in where
 
 
 def test_temporary_files_that_a_run_has_removed_are_not_written_and_a_switch_is(tmp_path):

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 
 import claimed
 import pytest
@@ -64,6 +65,8 @@ def test_a_program_without_standard_output_can_ask(monkeypatch):
     """As under pythonw, or with a closed descriptor."""
     monkeypatch.setattr(text_table.sys, "stdout", None)
     monkeypatch.delenv("COLUMNS", raising=False)
+    assert text_table.screen_width() is None and text_table.is_terminal() is False
+    monkeypatch.setattr(text_table.sys, "stdout", types.SimpleNamespace(write=len, flush=bool))  # as a notebook's tee
     assert text_table.screen_width() is None and text_table.is_terminal() is False
 
 

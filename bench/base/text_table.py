@@ -135,7 +135,7 @@ def screen_width() -> int | None:
 
 def is_terminal() -> bool:
     """Whether standard output is a terminal."""
-    return sys.stdout is not None and sys.stdout.isatty()
+    return bool(getattr(sys.stdout, "isatty", bool)())  # it may be None, or a stand-in that only writes
 
 
 def shows_colours() -> bool:

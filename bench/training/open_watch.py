@@ -71,9 +71,9 @@ def watch(path: str, accepted: Iterable[str] = ()) -> None:
         if not hides and (not is_here or is_unnoted):
             return
         if status is None and may_miss:
+            if real not in missing and len(missing) >= MAX_MISSING:
+                return  # a program may look for many; what it finds is noted
             missing.add(real)
-            if len(missing) > MAX_MISSING:  # a program may look for many; all that it finds is noted
-                return
         key, t_ns = (real, reads, writes, status is not None), now_ns()
         if key in noted and (not named.endswith(DATA) or t_ns - noted[key] < AGAIN_NS):
             return

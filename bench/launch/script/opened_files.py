@@ -33,18 +33,19 @@ class OpenedFiles:
     def __init__(self, folder: Path, job: Job, notes: Sequence[Opened], work_shards: Mapping[str, Sequence[str]]):
         assert job.script is not None
         self._is_confined = job.script.sandbox
-        self._work, self._notes = (folder / work_folder.WORK).absolute(), notes
+        work_path, self._notes = (folder / work_folder.WORK).absolute(), notes
+        # a results folder may be a link, which the working folder of a process is not
+        self._works = (os.path.join(os.path.realpath(work_path), ""), os.path.join(work_path, ""))
         shards = {"train": job.dataset.train, "val": job.dataset.val}
         self._ours = {
             split: {*work_shards[split], *(os.path.realpath(shard.path) for shard in shards[split])} for split in shards
         }
         self._shards = self._ours["train"] | self._ours["val"]
-        homes = (self._work, job.script.root)  # folders of the copies, and of the sources themselves
+        homes = (work_path, job.script.root)  # folders of the copies, and of the sources themselves
         names = [name.removeprefix("script/") for name in job.script.sources]
         sources = {os.path.realpath(home / name) for home in homes for name in names}
         self._own = tuple(os.path.join(os.path.realpath(path), "") for path in (folder, job.script.root))
-        work = os.path.join(os.path.realpath(self._work), "")
-        read, self._sources = opened.foreign(notes, self._shards | sources, self._own, work)
+        read, self._sources = opened.foreign(notes, self._shards | sources, self._own, self._works[0])
         self._data = opened.without_small(read)
         self.read = [opened.source_of(note["real"]) for note in notes if note["reads"]]
         self.are_fixed = opened.fixes_data(job)
@@ -78,7 +79,7 @@ class OpenedFiles:
         """
         states = dict[str, list[int]]()
         for note in [] if self._is_confined else self._elsewhere:
-            path = note["real"] if note["path"].startswith(str(self._work)) else note["path"]  # of a link in work/
+            path = note["real"] if note["path"].startswith(self._works) else note["path"]  # of a link in work/
             if os.path.exists(path) != opened.is_missing(note):
                 states[self._shared(path)] = [note["num_bytes"], note["changed_ns"]]
         in_folder = collections.Counter(map(os.path.dirname, states))
@@ -97,14 +98,17 @@ class OpenedFiles:
         kept = [note for note in notes if not self._is_confined and _may_be_written(note)]
         kept = [note for note in kept if note["real"] not in made or os.path.lexists(note["real"])]
         paths = {path for note in kept for path in (note["path"], note["real"])}
-        outside = {path for path in paths if not f"{path}/".startswith((*self._own, f"{self._work}/"))}
+        outside = {path for path in paths if not f"{path}/".startswith((*self._own, *self._works))}
         while len(outside) > work_folder.MAX_LISTED:
             depth = max(path.count("/") for path in outside)
             outside = {os.path.dirname(path) if path.count("/") == depth else path for path in outside}
         return sorted(map(self._shared, outside))
 
     def _name(self, note: Opened) -> str:
-        return self._shared(note["path"].replace(str(self._work), "work"))
+        path = note["path"]
+        for work in self._works:
+            path = path.replace(work, "work/")
+        return self._shared(path)
 
     def _shared(self, path: str) -> str:
         return private.redact(plain_file.name_in_utf8(path), REPO)
