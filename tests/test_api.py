@@ -59,6 +59,8 @@ def test_a_table_is_that_of_the_command(raced, printed):
     arguments = [*raced[0], *raced[1], "--where", "val_loss<9", "--group", "--sort", "-train_s_mean"]
     assert f"{table}\n" == printed(table_cli, *arguments)
     assert table.to_dict() == json.loads(printed(table_cli, *arguments, "--json"))
+    assert api.table(columns="run_id,seed").to_dict() == api.table(columns=["run_id", "seed"]).to_dict()
+    assert "train_s" in str(api.table(baseline=api.load()[0].id))
     assert api.table(api.load(), **options).to_dict() == table.to_dict()  # Runs are names too
     assert len(api.sql("SELECT 1 FROM runs", api.load()[:3])) == len(api.load(api.load()[:3])) == 3
     with pytest.raises(ValueError, match="<Runs: 0> names no run: give a path"):

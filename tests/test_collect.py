@@ -256,6 +256,14 @@ def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machi
     assert content_of(into) == before
 
 
+def test_a_folder_within_the_place_is_no_folder_to_collect_into(machines, capsys):
+    """Its runs would be there twice."""
+    a, _, _ = machines
+    assert collected(a.folder / "sub", a) == 1
+    assert "the folder to collect into is this one, or in it" in capsys.readouterr().err
+    assert not list((a.folder / "sub").glob("*/*/run.json"))
+
+
 def test_points_of_a_sweep_are_written_through_no_link(tmp_path):
     folder, ours = tmp_path / "sweeps" / "sweep-1", tmp_path / "bashrc"
     folder.mkdir(parents=True)

@@ -36,6 +36,11 @@ def audited(folder, run, code=0):
     return audit
 
 
+def test_a_validation_of_one_batch_has_a_mean_and_no_spread():
+    assert final_weights._summary([2.5])["from_logits_nats"] == 2.5 and final_weights._summary([2.5])["sd_nats"] == 0.0
+    assert final_weights._summary([])["from_logits_nats"] is None
+
+
 @pytest.mark.parametrize(
     ("overrides", "bound_nats"),
     [

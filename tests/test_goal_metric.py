@@ -288,6 +288,8 @@ def test_a_neighbours_log_is_read_with_the_metric_that_it_goes_by(
     assert (summary["metric"], summary["num_steps"]) == (name, steps)
     assert (summary["score"], summary["train_s"]) == (pytest.approx(score), pytest.approx(train_s))
     assert rows[-1] | row == rows[-1]
+    compared = selection.arms_from_words([str(tmp_path / "a.log")] * 2)[0].rows[0]  # without the name of its format
+    assert compared["train_s"] == pytest.approx(train_s) and compared["metric"] == name
 
 
 PRINTS = """import sys, time

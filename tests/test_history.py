@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import yaml
 from browser import Browser, look_at, needs_browser
 from real_runs import REPO, git
 
-from bench.base import change_points, stats
+from bench.base import atomic, change_points, stats
 from bench.record import named
 from bench.report import history
 
@@ -136,6 +137,18 @@ def planted(tmp_path_factory):
             (copy / "config.yaml").write_text(config)
     shutil.rmtree(first)
     return repo, commits, results
+
+
+def test_a_badge_replaces_a_badge_and_no_other_picture(tmp_path):
+    badges = []
+    for num_points in (3, 1200):
+        series = types.SimpleNamespace(points=[None] * num_points, is_steady=True)
+        badges.append(history.badge([series]))
+        atomic.write_out(tmp_path / "badge.svg", badges[-1], "--badge", mark=history.BADGE_MARK)
+    assert badges[0] != badges[1] == (tmp_path / "badge.svg").read_text()
+    (tmp_path / "badge.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="9"><title>mine</title></svg>')
+    with pytest.raises(ValueError, match="has no mark of this program"):
+        atomic.write_out(tmp_path / "badge.svg", badges[0], "--badge", mark=history.BADGE_MARK)
 
 
 def shown(planted, *arguments):

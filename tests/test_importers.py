@@ -233,6 +233,18 @@ def test_a_line_without_an_end_takes_no_square_of_its_length(tmp_path):
     assert min(seconds(48_000) for _ in range(2)) < 24 * min(seconds(6_000) for _ in range(2))  # it took 64 times
 
 
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("nanogpt", "step 0: train loss 10.9, val loss 10.9\n"),
+        ("kempnerforge", "[step 0] eval/loss=10.9000 | eval/perplexity=9.0\n"),
+    ],
+)
+def test_a_run_that_crashed_before_its_first_step_is_not_complete(form, line):
+    runs, _ = dialects.reader_of(form).read(line.encode() + b"torch.OutOfMemoryError: CUDA out of memory\n")
+    assert not any(run.complete for run in runs)
+
+
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():
     text = b"iter 0: loss 10.9, time 300.00ms, mfu -100.00%\niter 10: loss 8.1, time 200.00ms, mfu -100.00%\n"
     ((run,), _) = read_console(text, "nanogpt")

@@ -61,23 +61,23 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_545,
+    "base": 2_555,
     "config": 3_389,
     "machine": 4_760,
     "data": 1_669,
     "record": 7_588,
     "web": 1_149,
-    "analysis": 8_301,
+    "analysis": 8_307,
     "training": 8_901,
-    "compare": 3_586,
+    "compare": 3_598,
     "launch": 7_526,
-    "report": 4_715,
+    "report": 4_718,
     "plans": 9_760,
     "claims": 3_457,
-    "api": 1_351,
-    "cli": 4_618,
+    "api": 1_352,
+    "cli": 4_623,
     "models": 3_442,
-    "tests": 58_887,
+    "tests": 58_964,
 }
 SLACK = 250
 

@@ -228,11 +228,13 @@ def test_what_no_pair_is_like_is_not_checked():
 # ---- records and traces, as their users project them
 
 
-def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path):
+def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path, monkeypatch):
     log = re.sub(r"# *Rank +[2-7].*", "#", NCCL_TESTS)
     (tmp_path / "log.txt").write_text(log)
     projection = api.project(published(), gpus=2, link=str(tmp_path / "log.txt"))
     facts = projection.to_dict()
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    assert api.project(published(), gpus=2, link="log.txt").step_ms == projection.step_ms
     assert facts["measured"]["step_ms"] == run_folder.read(published())["metrics"]["step_avg_ms"]
     assert projection.interval_ms is None and "Not checked, so without an interval" in str(projection)
     assert facts["job"]["num_steps"] == 120

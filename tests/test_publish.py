@@ -142,6 +142,13 @@ def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house,
     assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
 
 
+@pytest.mark.parametrize("command", ["table --help", "table --nonsense", "sql x"])
+def test_a_block_that_prints_no_table_is_refused(command):
+    """--help would end the command with exit code 0 before anything is compared."""
+    with pytest.raises(ValueError, match=f"run.sh {command}: "):
+        markdown_blocks.printed(command, table.main)
+
+
 def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, results, tmp_path, capsys):
     assert judge.main([*map(str, three(results)), "--claim", str(tmp_path / "claim")]) == 0
     assert f"by whom, then: ./run.sh publish {tmp_path / 'claim'}\n" in capsys.readouterr().out

@@ -316,6 +316,32 @@ def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, printed, capsys)
     assert keys <= set(json.loads(capsys.readouterr().out)["ranks"]["0"])
 
 
+def test_a_trace_is_not_taken_for_the_markdown_to_write(tmp_path):
+    """As in `analyze --md rank0.json rank1.json`."""
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", two_streams())
+    before = (tmp_path / "rank0.json").read_bytes()
+    with pytest.raises(ValueError, match="rank0.json: is there, and no Markdown file: give --md last, or --md FILE.md"):
+        analyze.main(["--md", str(tmp_path / "rank0.json"), str(tmp_path / "rank1.json")])
+    assert (tmp_path / "rank0.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_links_of_a_strangers_record_lead_to_no_trace_of_ours(tmp_path, is_whole):
+    ours, run = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    write(ours / "rank0.json", two_streams())
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    if not is_whole:
+        (run / "traces").mkdir()
+    link, target = ("traces", ours) if is_whole else ("traces/rank0.json", ours / "rank0.json")
+    (run / link).symlink_to(target)
+    with pytest.raises(ValueError, match="is a link that leads out of its record: name what it leads to"):
+        analyze.main([str(run)])
+    assert not (run / "analysis.json").exists() and analyze.main([str(target)]) == 0
+
+
 def test_an_analysis_is_written_through_no_link_and_waits_for_no_pipe(tmp_path, capsys):
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -110,9 +110,9 @@ def table(
     *names: Named,
     where: str | Sequence[str] = (),
     sort: str | None = None,
-    columns: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     group: bool = False,
-    baseline: Sequence[str] = (),
+    baseline: str | Sequence[str] = (),
     sweep: str | None = None,
 ) -> Table:
     """Tabulate the runs with these names, oldest first; without a name, all of results/.
@@ -130,6 +130,7 @@ def table(
     Unreadable runs are omitted and named on standard error.  Raises ValueError for an unknown name or key.
     """
     rows, filtered_keys = rows_of(names, [where] if isinstance(where, str) else where, sweep)
+    columns, baseline = ([part] if isinstance(part, str) else part for part in (columns, baseline))
     fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if group else COLUMNS
     rows = [*table_groups.groups(rows)] if group else rows
     fields = Columns(rows, fixed)

@@ -35,13 +35,16 @@ MARKED_BYTES = 256  # of a file, in which its mark is
 PAGES = ("report.html", "race.html", "sweep.html", "study.html", "ladder.html")  # whose names are ours
 
 
-def write_out(path: Path, content: str | bytes, option: str = "--out", may_follow: bool = True) -> None:
+def write_out(
+    path: Path, content: str | bytes, option: str = "--out", may_follow: bool = True, mark: bytes = b""
+) -> None:
     """Writes a file that the user requested with an option, and creates its parent folders.
 
     A link is followed, and a pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises
     ValueError if the file cannot be written or belongs to a record (see refuse_record), for what is no file elsewhere,
     and for a page that would replace anything but a page.
 
+    mark: what all files of this kind have near their beginning; empty: what this page has before its title.
     may_follow: False for a page beside a record, which may be somebody else's: a link there is refused.
     """
     if path.is_symlink() and not may_follow:
@@ -61,7 +64,7 @@ def write_out(path: Path, content: str | bytes, option: str = "--out", may_follo
         raise ValueError(f"{option} {path}: is no file, and would be replaced; name another path")
     is_other = path.is_file() and path.name not in PAGES and path.stat().st_size > 0
     if has_title and is_other:
-        refuse_other(path, begins, option)
+        refuse_other(path, mark or begins, option)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_device:

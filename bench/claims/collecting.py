@@ -82,8 +82,8 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
     Raises ValueError if the place cannot be read or is refused as a whole, and then changes nothing.  Raises OSError if
     into cannot be written.
     """
-    if place.folder and place.folder.resolve() == into.resolve():
-        raise ValueError(f"{place}: this is the folder to collect into: name only the others")
+    if place.folder and into.resolve().is_relative_to(place.folder.resolve()):
+        raise ValueError(f"{place}: the folder to collect into is this one, or in it: collect --into another one")
     with _alone(into):
         is_more_beside = _has_news(place, into)
         collected = _collect(place, into, without)

@@ -23,6 +23,7 @@ from bench.base.reading.damage import Damaged
 from bench.cli import arguments
 from bench.config import windows as config_windows
 
+MARKDOWN = (".md", ".markdown", ".txt")
 Answers = dict[str, dict[str, Any]]  # {title: analysis}
 
 
@@ -47,7 +48,9 @@ def main(argv: list[str]) -> int:
     markdown = "\n".join(trace_text.document(report, title).markdown() + "\n" for title, report in reports.items())
     written = []
     if args.md:
-        atomic.write_out(user_path(args.md), markdown)
+        if (path := user_path(args.md)).is_file() and path.suffix not in MARKDOWN:
+            raise ValueError(f"--md {args.md}: is there, and no Markdown file: give --md last, or --md FILE.md")
+        atomic.write_out(path, markdown)
         written.append(user_path(args.md))
     elif args.md == "":
         print(markdown, end="")

@@ -25,7 +25,9 @@ def main(argv: list[str]) -> int:
     document = history.document(series, f"{repo.name} ({rev})")
     for path, text in ((args.html, document.html), (args.badge, lambda: history.badge(series))):
         if path:
-            atomic.write_out(user_path(path), text(), "--html" if path is args.html else "--badge")
+            is_badge = path is args.badge
+            mark = history.BADGE_MARK if is_badge else b""
+            atomic.write_out(user_path(path), text(), "--badge" if is_badge else "--html", mark=mark)
     if args.json:
         print(document.json())
     elif args.md or not (args.html or args.badge):

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import PUBLISHED, results_root
+from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
 from bench.compare.eligibility import index_of_runs
 from bench.record import configs, named, race_folder, run_folder, step_files, store
 from bench.record.rows import Row, row_of
+from bench.record.shape import Record
+from bench.record.step_files import StepRow
 
 SEPARATOR = "vs"
 OnError = Callable[[str], None] | None
@@ -183,8 +186,18 @@ def _arm_from_paths(name: str, paths: Iterable[Path], rows: Mapping[str, Row]) -
     return _once(name, [rows[folder] for folder in kept], kept)
 
 
+def _runs_of_log(path: Path, part_of: Path | None) -> list[tuple[Record, list[StepRow]]]:
+    """Returns the runs of a log in the format that understands most of its lines, or else the first that finds any."""
+    from bench.record.importers import dialects
+
+    lines = plain_file.text(path, dialects.MAX_BYTES, errors="replace").splitlines()
+    forms = dict.fromkeys([dialects.detect(lines) or dialects.NAMES[0], *dialects.NAMES])
+    readings = (dialects.read_file(path, form, part_of)[0] for form in forms)
+    return next((runs for runs in readings if runs), [])
+
+
 def _arm_from_logs(name: str, paths: Iterable[Path]) -> Arm:
-    """Imports logs of other harnesses, each in the first format that finds a run; copies of a log count once."""
+    """Imports logs of other harnesses; copies of a log count once."""
     from bench.record.importers import dialects
 
     rows: list[Row] = []
@@ -194,8 +207,7 @@ def _arm_from_logs(name: str, paths: Iterable[Path]) -> Arm:
     except ValueError as error:
         raise ValueError(f"{name}: it holds no run folder and no training log ({error})") from None
     for path, part_of in files:
-        readings = (dialects.read_file(path, form, part_of)[0] for form in dialects.NAMES)
-        for run, steps in next((runs for runs in readings if runs), []):
+        for run, steps in _runs_of_log(path, part_of):
             rows.append(row_of(run))
             records.setdefault(run["run_id"], run | {"steps": steps})
     if not rows:

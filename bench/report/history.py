@@ -362,6 +362,9 @@ def _data(series: Series) -> dict[str, Any]:
     return about | {"points": points, "changes": [end | change for end, change in zip(ends, changes, strict=True)]}
 
 
+BADGE_MARK = b'aria-label="speed: '  # near the beginning of every badge
+
+
 def badge(series: Sequence[Series]) -> str:
     """Returns an SVG badge for a README with the newest change of the longest series."""
     first = series[0]

@@ -73,7 +73,7 @@ def write(files: Sequence[Path | str], table: Table, only_changes: bool = False)
     for file, before in _contents(files):
         after = fresh(before, lambda command: printed(command, table))
         if after != before:
-            atomic.write_text(file, after)
+            atomic.write_out(Path(file), after, "the file")
         if after != before or not only_changes:
             print(f"{shown(file)}: {'written' if after != before else 'up to date'}")
     return 0
@@ -106,6 +106,6 @@ def printed(command: str, table: Table) -> str:
     with contextlib.redirect_stdout(out), variables({"SPEEDRUN_CWD": str(project_folder())}):
         try:
             table([*argv, *(["--md"] if "--md" not in argv else [])])
-        except ValueError as error:
-            raise ValueError(f"./run.sh {command}: {error}") from None
+        except (ValueError, SystemExit) as error:  # such as --help
+            raise ValueError(f"./run.sh {command}: {error if isinstance(error, ValueError) else 'no table'}") from None
     return out.getvalue()

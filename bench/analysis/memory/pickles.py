@@ -99,7 +99,9 @@ def checked(snapshot: object, where: object = "snapshot") -> dict[str, Any]:
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """Returns the sorted paths of the snapshots and samples in a run's folder; [] without any."""
+    """Returns the sorted paths of the snapshots and samples in a run's folder; [] without any.  Raises ValueError if a
+    link leads out of it."""
+    plain_file.refuse_links_out(folder, "memory")
     return sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from bench.analysis.projection import links, pairs, projected
 from bench.analysis.projection.projected import Projection, Scaling, project
+from bench.base.paths import user_path
 from bench.base.text_table import counted
 from bench.base.units import MS_PER_S, format_ms, format_s
 from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
@@ -26,6 +27,7 @@ def from_run(
     """Projects a run.  Raises ValueError as measured.from_record() and links.read() do, or for an uneven batch."""
     _check_gpus(num_gpus, num_nodes)
     job = projected.from_record(folder)
+    link = str(user_path(link)) if link and user_path(link).is_file() else link
     if job.device == projected.CPU and (link is None or not Path(link).is_file()):
         remedy = "name the file of a passport (./run.sh doctor --passport), or of nccl-tests"
         raise ValueError(f"--link {link}: a run on a CPU has no such link: {remedy}")

@@ -106,6 +106,8 @@ def find(name: str | Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise NoTrace(f"{name}: no such file or folder")
+    if (path / "run.json").is_file():  # it may be somebody else's
+        plain_file.refuse_links_out(path, "traces")
     for folder in filter(os.path.isdir, (path, path / "traces")):
         candidates = (Path(entry.path) for entry in plain_file.entries_below(folder) if entry.name.endswith(SUFFIXES))
         files = sorted(file for file in candidates if _looks_like_a_trace(file))

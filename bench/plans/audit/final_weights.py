@@ -120,7 +120,7 @@ def _nats(logits_NBTV: Tensor, targets_NBT: Tensor) -> Tensor:
 
 def _summary(means: Sequence[float]) -> dict[str, Any]:
     """Returns what validity.too_good() needs to know of the mean nats of some batches."""
-    nats, sd_nats = (stats.mean(means), stats.sd(means)) if means[1:] else (None, 0.0)
+    nats, sd_nats = (stats.mean(means), stats.sd(means) or 0.0) if means else (None, 0.0)
     return {"from_logits_nats": nats, "sd_nats": sd_nats, "sd_of_batches_nats": sd_nats, "num_batches": len(means)}
 
 

@@ -94,7 +94,7 @@ class Form:
         """Whether a run is complete: the log says so, it has the last step, or it validates it (no total known)."""
         if "num_done" in facts or "total_min" in facts:  # programs print these at the end
             return total is None or last >= min(total, int(facts.get("num_done", total)))
-        return val_step is not None and val_step >= (last if total is None else total)
+        return val_step is not None and val_step >= (max(last, 1) if total is None else total)  # 0: it trained nothing
 
     def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
         """Reads a log.  Returns its runs, and facts about the file, as modded_nanogpt.read() does."""

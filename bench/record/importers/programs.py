@@ -40,7 +40,7 @@ class NanoGpt(Form):
 
     def is_complete(self, last: int, val_step: int | None, total: int | None, facts: dict[str, str]) -> bool:
         """Whether the last iteration was reached: it is validated before, and every tenth iteration is printed."""
-        return last >= total - 1 if total is not None else val_step is not None and val_step >= last - 1
+        return last >= total - 1 if total is not None else val_step is not None and val_step >= max(last - 1, 1)
 
 
 SPEED = (  # what nanochat prints after the number of a step
