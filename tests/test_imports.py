@@ -61,13 +61,13 @@ TORCH_INSIDE = {"machine", "training", "launch", "plans", "cli"}
 # Lines of a room's .py files, and those of models/ and tests/: a feature pays by deleting.  A pull request that goes
 # over a budget takes lines away in that room, or raises the budget and says why; one that deletes much lowers it.
 BUDGET = {
-    "base": 2_555,
+    "base": 2_548,
     "config": 3_389,
     "machine": 4_760,
     "data": 1_669,
-    "record": 7_588,
+    "record": 7_601,
     "web": 1_149,
-    "analysis": 8_307,
+    "analysis": 8_309,
     "training": 8_901,
     "compare": 3_598,
     "launch": 7_526,
@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_352,
     "cli": 4_623,
     "models": 3_442,
-    "tests": 58_964,
+    "tests": 58_973,
 }
 SLACK = 250
 

@@ -282,12 +282,17 @@ def test_of_a_run_all_snapshots_get_a_page_and_a_run_without_one_says_how_to_rec
     samples = '{"marks": [[1e15, "step 3"], [1.0e15, "end"]], "rss_bytes": [1048576, 3145728]}'
     (run / "memory" / "steps_rank1.rss.json").write_text(samples)
     (linked := next(run.rglob("*.pickle")).with_suffix(".html")).symlink_to(tmp_path / "new.html")
-    with pytest.raises(ValueError, match="is a link that leads out of its record"):
+    with pytest.raises(ValueError, match="is a link, through which no page is written: remove it"):
         cli.main([str(run)])
     linked.unlink()
     assert cli.main([str(run)]) == 0 and not (tmp_path / "new.html").exists()
     assert sorted(path.name for path in (run / "memory").glob("*.html")) == ["steps_rank0.html", "steps_rank1.rss.html"]
     assert "resident set of the process" in capsys.readouterr().out
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "run.json").write_text("{}")
+    (tmp_path / "theirs" / "memory").symlink_to(run / "memory")  # of a stranger's, to one of ours
+    with pytest.raises(ValueError, match="a link leads to it, out of its record: name the file itself"):
+        cli.main([str(tmp_path / "theirs")])
     with pytest.raises(ValueError, match="there are 2 snapshots; name one"):
         cli.main([str(run), "--out", "x.html"])
 

@@ -16,6 +16,7 @@ import msgspec
 
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
+from bench.record import run_folder
 
 RSS_SUFFIX = ".rss.json"
 REMEDY = "give what torch.cuda.memory._dump_snapshot wrote"
@@ -101,7 +102,7 @@ def checked(snapshot: object, where: object = "snapshot") -> dict[str, Any]:
 def in_folder(folder: Path) -> list[Path]:
     """Returns the sorted paths of the snapshots and samples in a run's folder; [] without any.  Raises ValueError if a
     link leads out of it."""
-    plain_file.refuse_links_out(folder, "memory")
+    run_folder.refuse_links_out(folder, "memory")
     return sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
 
 

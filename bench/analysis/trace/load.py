@@ -15,6 +15,7 @@ from bench.analysis.trace.rank import Collector, Rank
 from bench.analysis.trace.source import NoTrace, Source
 from bench.base.reading import plain_file
 from bench.machine.environment import usable_cpus
+from bench.record import run_folder
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON in all files; below, starting processes costs more than it saves
 GZIP_FACTOR = 15  # bytes of JSON per byte of gzip, about
@@ -107,7 +108,7 @@ def find(name: str | Path) -> list[Path]:
     if not path.is_dir():
         raise NoTrace(f"{name}: no such file or folder")
     if (path / "run.json").is_file():  # it may be somebody else's
-        plain_file.refuse_links_out(path, "traces")
+        run_folder.refuse_links_out(path, "traces")
     for folder in filter(os.path.isdir, (path, path / "traces")):
         candidates = (Path(entry.path) for entry in plain_file.entries_below(folder) if entry.name.endswith(SUFFIXES))
         files = sorted(file for file in candidates if _looks_like_a_trace(file))

@@ -91,13 +91,6 @@ def open_here(path: str, flags: int) -> int:
         raise OSError(error.errno, f"{os.path.basename(path)}: {why}", path) from None
 
 
-def refuse_links_out(folder: Path, name: str) -> None:
-    """Raises ValueError if a folder in a record, or a file in it, is a link that leads out of the record."""
-    for path in (folder / name, *(folder / name).glob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{path}: is a link that leads out of its record: name what it leads to")
-
-
 def entries_below(
     folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None
 ) -> Iterator[os.DirEntry[str]]:
