@@ -69,7 +69,7 @@ BUDGET = {
     "web": 1_149,
     "analysis": 8_309,
     "training": 8_901,
-    "compare": 3_598,
+    "compare": 3_599,
     "launch": 7_526,
     "report": 4_718,
     "plans": 9_760,

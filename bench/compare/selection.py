@@ -16,6 +16,7 @@ from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
+MAX_DETECTED_LINES = 20_000  # at the end of a log, by which its format is found
 SEPARATOR = "vs"
 OnError = Callable[[str], None] | None
 
@@ -190,7 +191,7 @@ def _runs_of_log(path: Path, part_of: Path | None) -> list[tuple[Record, list[St
     """Returns the runs of a log in the format that understands most of its lines, or else the first that finds any."""
     from bench.record.importers import dialects
 
-    lines = plain_file.text(path, dialects.MAX_BYTES, errors="replace").splitlines()
+    lines = plain_file.text(path, dialects.MAX_BYTES, errors="replace").splitlines()[-MAX_DETECTED_LINES:]
     forms = dict.fromkeys([dialects.detect(lines) or dialects.NAMES[0], *dialects.NAMES])
     readings = (dialects.read_file(path, form, part_of)[0] for form in forms)
     return next((runs for runs in readings if runs), [])
