@@ -519,6 +519,15 @@ def test_a_pattern_that_may_take_forever_is_refused(pattern, tmp_path):
         dialects.read_yaml(str(tmp_path / "own.yaml"), "own.yaml")
 
 
+def test_a_log_of_lines_in_two_formats_is_read_in_the_one_in_which_it_is_complete(tmp_path):
+    """As a program prints it that has modded-nanogpt's validations and nanoGPT's iterations."""
+    lines = [f"iter {step}: loss 4.1000, time 10.00ms, mfu 1.20%" for step in range(100)]
+    lines.append("step:100/100 val_loss:3.2 train_time:1000ms step_avg:10.00ms")
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    (row,) = selection.arms_from_words([str(tmp_path / "a.log")] * 2)[0].rows
+    assert (row["status"], row["num_steps"], row["val_loss"]) == ("complete", 100, 3.2)
+
+
 def test_long_logs_have_more_time(monkeypatch):
     monkeypatch.setattr(outcome, "MATCHING_CPU_S", 1e-3)
     lines = [(step, f"step:{step}/9999 train_time:{step}ms step_avg:1ms") for step in range(3000)]

@@ -142,6 +142,15 @@ def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house,
     assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
 
 
+def test_a_table_in_a_file_that_a_link_leads_to_is_written_there(house, tmp_path, monkeypatch):
+    before = "# P\n\n<!-- ./run.sh table --md -->\nold\n<!-- end of ./run.sh -->\n\nUse `<title>`.\n"
+    (tmp_path / "real.md").write_text(before)
+    (tmp_path / "link.md").symlink_to("real.md")
+    monkeypatch.setattr(markdown_blocks, "fresh", lambda text, print_table: text.replace("old", "new"))
+    assert markdown_blocks.write([tmp_path / "link.md"], table.main) == 0
+    assert (tmp_path / "link.md").is_symlink() and (tmp_path / "real.md").read_text() == before.replace("old", "new")
+
+
 @pytest.mark.parametrize("command", ["table --help", "table --nonsense", "sql x"])
 def test_a_block_that_prints_no_table_is_refused(command):
     """--help would end the command with exit code 0 before anything is compared."""

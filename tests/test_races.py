@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -366,6 +367,22 @@ def test_data_that_an_arm_reads_and_that_change_meanwhile_end_the_race_without_a
     assert (code, outcome["status"], outcome["result"]) == (1, "abandoned", None)
     what = "work/data.bin, which A reads, changed while the race was running (chmod and hard links count too)"
     assert outcome["why"].startswith(f"{what}: begin a new race")
+
+
+def test_data_elsewhere_that_an_arm_itself_replaces_in_each_run_ends_no_race(results, go, monkeypatch):
+    """As of a checkpoint, or a cache that is written anew."""
+    add, numbers = results.add, itertools.count()
+
+    def replacing(*args, **facts):
+        script = {"data_states": {}, "written": []}
+        if args[5]["arm"] == "A":
+            script = {"data_states": {"~/m.bin": [5, next(numbers)]}, "written": ["~/m.bin"]}
+        return add(*args, **facts | {"change": lambda run: run.update(script=script)})
+
+    monkeypatch.setattr(results, "add", replacing)
+    monkeypatch.setattr(spoiled.verification, "report", lambda folder: {"rules": ()})
+    code, _ = go("A=", "B=optim.beta2=0.99", "n=2")
+    assert (code, race_json(results)["why"]) == (0, None)
 
 
 READ = "/scratch/USER/a.txt"  # a file outside of the scripts' folders

@@ -322,28 +322,35 @@ def test_a_trace_is_not_taken_for_the_markdown_to_write(tmp_path):
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.json", two_streams())
     before = (tmp_path / "rank0.json").read_bytes()
-    with pytest.raises(ValueError, match="rank0.json: is there, and no Markdown file: give --md last, or --md FILE.md"):
+    with pytest.raises(ValueError, match="rank0.json: is a trace, and would be replaced: give --md last, or --md FILE"):
         analyze.main(["--md", str(tmp_path / "rank0.json"), str(tmp_path / "rank1.json")])
     assert (tmp_path / "rank0.json").read_bytes() == before
+    for _ in range(2):  # over its own, whatever it is called
+        assert analyze.main([str(tmp_path / "rank1.json"), "--md", str(tmp_path / "NOTES")]) == 0
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_links_of_a_strangers_record_lead_to_no_trace_of_ours(tmp_path, is_whole):
+@pytest.mark.parametrize("link", ["traces", "traces/rank0.json", "rank0.json"])
+def test_links_of_a_strangers_record_lead_to_no_trace_of_ours(tmp_path, link):
     ours, run = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     write(ours / "rank0.json", two_streams())
     run.mkdir()
     (run / "run.json").write_text("{}")
-    if not is_whole:
+    if "/" in link:
         (run / "traces").mkdir()
-    link, target = ("traces", ours) if is_whole else ("traces/rank0.json", ours / "rank0.json")
+    target = ours / "rank0.json" if "rank0" in link else ours
     (run / link).symlink_to(target)
     with pytest.raises(ValueError, match="a link leads to it, out of its record: name the file itself"):
         analyze.main([str(run)])
     assert not (run / "analysis.json").exists() and analyze.main([str(target)]) == 0
     sha256 = hashlib.sha256((ours / "rank0.json").read_bytes()).hexdigest()  # as of traces moved to a larger disk
-    (run / "run.json").write_text(json.dumps({"artifacts": [{"path": "traces/rank0.json", "sha256": sha256}]}))
+    artifacts = [{"path": path, "sha256": sha256} for path in (link, f"{link}/rank0.json")]
+    (run / "run.json").write_text(json.dumps({"artifacts": artifacts}))
+    (ours / "report.html").write_text("a page that lies there too")
     assert analyze.main([str(run)]) == 0
+    (run / "run.json").write_text('{"artifacts": [{"path": ["x"]}, 3]}')
+    with pytest.raises(ValueError, match="a link leads to it"):
+        analyze.main([str(run)])
 
 
 def test_an_analysis_is_written_through_no_link_and_waits_for_no_pipe(tmp_path, capsys):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.trace import categories
+from bench.analysis.trace import categories, load
 from bench.analysis.trace import text as trace_text
 from bench.api import traces
 from bench.base import atomic
@@ -23,7 +23,6 @@ from bench.base.reading.damage import Damaged
 from bench.cli import arguments
 from bench.config import windows as config_windows
 
-MARKDOWN = (".md", ".markdown", ".txt")
 Answers = dict[str, dict[str, Any]]  # {title: analysis}
 
 
@@ -48,8 +47,8 @@ def main(argv: list[str]) -> int:
     markdown = "\n".join(trace_text.document(report, title).markdown() + "\n" for title, report in reports.items())
     written = []
     if args.md:
-        if (path := user_path(args.md)).is_file() and path.suffix not in MARKDOWN:
-            raise ValueError(f"--md {args.md}: is there, and no Markdown file: give --md last, or --md FILE.md")
+        if (path := user_path(args.md)).is_file() and load.is_trace(path):
+            raise ValueError(f"--md {args.md}: is a trace, and would be replaced: give --md last, or --md FILE.md")
         atomic.write_out(path, markdown)
         written.append(user_path(args.md))
     elif args.md == "":

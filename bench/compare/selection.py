@@ -16,7 +16,7 @@ from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
-MAX_DETECTED_LINES = 20_000  # at the end of a log, by which its format is found
+MAX_DETECTED_LINES = 5_000  # at the end of a log, by which its format is found
 SEPARATOR = "vs"
 OnError = Callable[[str], None] | None
 
@@ -188,12 +188,17 @@ def _arm_from_paths(name: str, paths: Iterable[Path], rows: Mapping[str, Row]) -
 
 
 def _runs_of_log(path: Path, part_of: Path | None) -> list[tuple[Record, list[StepRow]]]:
-    """Returns the runs of a log in the format that understands most of its lines, or else the first that finds any."""
+    """Returns the runs of a log in the first format in which one is complete, or else that finds any: that which
+    understands most of its lines comes first."""
     from bench.record.importers import dialects
 
     lines = plain_file.text(path, dialects.MAX_BYTES, errors="replace").splitlines()[-MAX_DETECTED_LINES:]
     forms = dict.fromkeys([dialects.detect(lines) or dialects.NAMES[0], *dialects.NAMES])
-    readings = (dialects.read_file(path, form, part_of)[0] for form in forms)
+    readings = list[list[tuple[Record, list[StepRow]]]]()
+    for form in forms:
+        readings.append(dialects.read_file(path, form, part_of)[0])
+        if any(run["status"] == "complete" for run, _ in readings[-1]):
+            return readings[-1]
     return next((runs for runs in readings if runs), [])
 
 

@@ -121,7 +121,7 @@ def effective_shape(start: Mapping[str, Any], results: Path) -> dict[str, Any] |
     return known
 
 
-@functools.lru_cache(maxsize=1000)
+@functools.cache
 def _effective_of(folder: Path) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
         known: dict[str, Any] = shape(schema.recorded(folder))["effective"]

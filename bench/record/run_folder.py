@@ -122,13 +122,14 @@ def walk(path: str) -> Iterator[str]:
             yield from walk(folder)
 
 
-def refuse_links_out(folder: Path, name: str) -> None:
-    """Raises ValueError if a link in or to this folder of a record, which may be a stranger's, leads out of the record
-    to a file that is not the run's by its hash."""
-    artifacts: Any = atomic.read_json(folder / "run.json", {}).get("artifacts") or ()
-    sha256_of = {part.get("path"): part.get("sha256") for part in artifacts if isinstance(part, dict)}
-    for path in (folder / name).glob("**/*"):
-        if path.is_file() and not path.resolve().is_relative_to(folder.resolve()):
+def refuse_links_out(folder: Path, paths: Iterable[Path]) -> None:
+    """Raises ValueError if one of these files of a record, which may be a stranger's, lies elsewhere, by a link, and is
+    not the run's by its hash."""
+    artifacts: Any = atomic.read_json(folder / "run.json", {}).get("artifacts")
+    listed = [part for part in artifacts if isinstance(part, dict)] if isinstance(artifacts, list) else []
+    sha256_of = {str(part.get("path")): part.get("sha256") for part in listed}
+    for path in paths:
+        if not path.resolve().is_relative_to(folder.resolve()):
             with plain_file.opened(path) as file:
                 sha256 = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
             if sha256_of.get(path.relative_to(folder).as_posix()) != sha256:

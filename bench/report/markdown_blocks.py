@@ -9,6 +9,7 @@
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -73,7 +74,7 @@ def write(files: Sequence[Path | str], table: Table, only_changes: bool = False)
     for file, before in _contents(files):
         after = fresh(before, lambda command: printed(command, table))
         if after != before:
-            atomic.write_out(Path(file), after, "the file")
+            atomic.write_text(os.path.realpath(file), after)  # of a link, the file that it leads to
         if after != before or not only_changes:
             print(f"{shown(file)}: {'written' if after != before else 'up to date'}")
     return 0

@@ -102,8 +102,9 @@ def checked(snapshot: object, where: object = "snapshot") -> dict[str, Any]:
 def in_folder(folder: Path) -> list[Path]:
     """Returns the sorted paths of the snapshots and samples in a run's folder; [] without any.  Raises ValueError if a
     link leads out of it."""
-    run_folder.refuse_links_out(folder, "memory")
-    return sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
+    found = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
+    run_folder.refuse_links_out(folder, found)
+    return found
 
 
 class Samples(TypedDict):

@@ -107,17 +107,18 @@ def find(name: str | Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise NoTrace(f"{name}: no such file or folder")
-    if (path / "run.json").is_file():  # it may be somebody else's
-        run_folder.refuse_links_out(path, "traces")
     for folder in filter(os.path.isdir, (path, path / "traces")):
         candidates = (Path(entry.path) for entry in plain_file.entries_below(folder) if entry.name.endswith(SUFFIXES))
-        files = sorted(file for file in candidates if _looks_like_a_trace(file))
+        files = sorted(file for file in candidates if is_trace(file))
         if files:
+            if (path / "run.json").is_file():  # it may be somebody else's
+                run_folder.refuse_links_out(path, files)
             return files
     raise NoTrace(f"{name}: it holds no trace (.json, .json.gz); a run records traces with look=on or profile=window")
 
 
-def _looks_like_a_trace(path: Path) -> bool:
+def is_trace(path: Path) -> bool:
+    """Returns whether a file begins as a trace does."""
     try:
         next(iter(Source(path).chunks()), None)
     except (NoTrace, OSError):

@@ -35,6 +35,7 @@ class OpenedFiles:
         self._is_confined = job.script.sandbox
         work_path, self._notes = (folder / work_folder.WORK).absolute(), notes
         # a results folder may be a link, which the working folder of a process is not
+        self._folder = os.path.join(folder.absolute(), "")
         self._works = (os.path.join(os.path.realpath(work_path), ""), os.path.join(work_path, ""))
         shards = {"train": job.dataset.train, "val": job.dataset.val}
         self._ours = {
@@ -98,7 +99,7 @@ class OpenedFiles:
         kept = [note for note in notes if not self._is_confined and _may_be_written(note)]
         kept = [note for note in kept if note["real"] not in made or os.path.lexists(note["real"])]
         paths = {path for note in kept for path in (note["path"], note["real"])}
-        outside = {path for path in paths if not f"{path}/".startswith((*self._own, *self._works))}
+        outside = {path for path in paths if not f"{path}/".startswith((*self._own, self._folder))}
         while len(outside) > work_folder.MAX_LISTED:
             depth = max(path.count("/") for path in outside)
             outside = {os.path.dirname(path) if path.count("/") == depth else path for path in outside}
@@ -183,7 +184,8 @@ class OpenedFiles:
 
 def _may_be_written(note: Opened) -> bool:
     """Returns whether a note of writing can be true: it is made before the attempt, which may fail."""
-    if not note["changed_ns"] and (os.path.isdir(note["real"]) or not os.path.lexists(note["real"])):
+    is_folder = os.path.isdir(note["real"]) and not os.path.islink(note["real"])
+    if not note["changed_ns"] and (is_folder or not os.path.lexists(note["real"])):
         return False  # it was not there before, and an empty folder changes nothing that others read
     return os.access(note["real"] if os.path.exists(note["real"]) else os.path.dirname(note["real"]), os.W_OK)
 

@@ -48,7 +48,7 @@ def by(race: State, done: Slot, arm: Mapping[str, Any], strays: Sequence[str]) -
         changed = f"{run['run_id']} is not what arm {done.arm} was planned to be"
         return f"the code or conf/ changed while the race was running: {changed}"
     if which := _changed_file(race, done.arm):
-        begin = "begin a new race, in which a cache that a first run fills is there"
+        begin = "begin a new race: a cache that a first run fills is there then; each arm needs its own outputs"
         return f"{which}, changed while the race was running (chmod and hard links count too): {begin}"
     rules = verification.report(race.results / run_name)["rules"] if done.status == "complete" else ()
     if faults := [f"{rule['rule']}: {rule['evidence']}" for rule in rules if not rule["passed"]]:
@@ -103,7 +103,8 @@ def _changed_file(race: State, arm: str) -> str | None:
     for run in runs_of[arm]:
         for name, found in (run.data | run.elsewhere).items():
             is_known = name == OTHERS or _is_within(own_windows_s, found[1])  # its own program did it
-            if states.setdefault(name, found) != found and (name in run.data or not is_known):
+            is_its_own = _is_below(name, run.written) if name in run.data else is_known
+            if states.setdefault(name, found) != found and not is_its_own:
                 return f"{name}, which {arm} reads"
     if of_system := next((path for path in last.written if path.startswith(SETTINGS)), None):
         return f"{of_system[:-1]}, which {arm} wrote"
