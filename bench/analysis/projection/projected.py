@@ -298,7 +298,7 @@ def from_traces(
     slowest_ms = spread_ms * max(0.0, expected_maximum(num_gpus) - expected_maximum(len(ranks)))
     job = Job(title, Step(measured_ms, group), device_name(ranks[0]))
     if idle := [rank.path.name for rank in every if not len(rank.device_rows())]:
-        job.assumed.append(f"{', '.join(idle)}: no kernel can be read in it, so it is left out")
+        job.assumed.append(f"{', '.join(idle)}: no kernel can be read in it, so it does not count")
     if len(ranks) < group:
         job.assumed.append(f"the {group - len(ranks)} ranks without a trace are as fast as those with one")
     if num_unknown:
