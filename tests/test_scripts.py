@@ -418,14 +418,16 @@ def test_temporary_files_that_a_run_has_removed_are_not_written_and_a_switch_is(
     for name in ("there.txt", "switch"):
         (tmp_path / "other" / name).write_text("x" * (name != "switch"))
     (tmp_path / "other" / "touched").write_text("x")
+    (tmp_path / "other" / "folder").mkdir()
     text = f"os.chdir({str(tmp_path / 'other')!r})\nos.utime('touched'); open('touched').read()\n"
+    text += "os.symlink('folder', 'linked'); os.mkdir('empty')\n"
     text += "for name in ('new.txt', 'there.txt', 'switch'):\n"
     text += "    if name != 'new.txt': os.remove(name)\n    open(name, 'w').write('x')\n    os.remove(name)"
     notes = tmp_path / ".rank0.opened.tmp"
     code = WATCH.format(text=text)
     subprocess.run([sys.executable, "-c", code, open_watch.__file__, str(notes)], cwd=tmp_path, check=True)
     files = _files_of(tmp_path, opened.noted(tmp_path, 1))
-    assert files.written() == [str(tmp_path / "other" / name) for name in ("switch", "there.txt", "touched")]
+    assert files.written() == [str(tmp_path / "other" / name) for name in ("linked", "switch", "there.txt", "touched")]
     assert files.elsewhere() == {}  # what it touches itself is its own to change
 
 
